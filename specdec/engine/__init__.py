@@ -1,0 +1,1 @@
+"""Everything that needs torch: the models, their caches, the decoding loop and its clock."""

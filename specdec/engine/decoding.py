@@ -1,0 +1,250 @@
+"""The decoding loop: propose, score, verify, commit, sync.
+
+``speculative_generate`` runs it with a draft; ``autoregressive_generate`` is the same loop with a draft that proposes
+nothing, so that a speedup compares like with like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+
+from specdec import theory
+from specdec.engine import timing
+from specdec.engine.drafting import Draft, Proposal, as_draft
+from specdec.engine.engines import get_engine
+from specdec.engine.forward import CachedModel, NonFiniteLogitsError, model_name, usable_vocab
+from specdec.engine.verification import Verdict, verify_greedy
+from specdec.errors import InputError
+from specdec.schedules import FixedGamma, History, Schedule, as_schedule
+
+
+@dataclass
+class Generation:
+    """What one call generated, and what each of its steps (target forwards after the prefill) did.
+
+    ``tokens``: new token ids. ``wall_time`` (s) includes the prefill of both models, ``prefill_time`` (s) is that
+    part. ``proposed`` and ``accepted``: tokens per step. ``step_seconds``: per step the seconds of each phase, empty
+    without a clock. New tokens = 1 + accepted + steps.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    wall_time: float = 0.0
+    prefill_time: float = 0.0
+    proposed: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    step_seconds: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def acceptance_rates_per_step(self) -> list[float]:
+        """Accepted / proposed of each step that proposed anything."""
+        return [a / p for a, p in zip(self.accepted, self.proposed, strict=True) if p]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / proposed over all steps (the study's alpha); None if nothing was proposed."""
+        return theory.acceptance_rate(self.proposed, self.accepted)
+
+    @property
+    def alpha(self) -> float | None:
+        """Accepted / (accepted + rejections): Leviathan's per-token alpha; None if nothing was tried."""
+        return theory.alpha_estimate(self.proposed, self.accepted)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """(Accepted + steps) / steps; None without a step."""
+        steps = len(self.accepted)
+        return (sum(self.accepted) + steps) / steps if steps else None
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds of each phase over all steps; empty without a clock."""
+        names = {name for step in self.step_seconds for name in step}
+        return {name: sum(step.get(name, 0.0) for step in self.step_seconds) for name in sorted(names)}
+
+
+def autoregressive_generate(
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    max_new_tokens: int,
+    *,
+    engine: str = "published",
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    eos_token_id: int | Collection[int] | None = None,
+    clock: timing.PhaseClock | None = None,
+) -> Generation:
+    """Generate token by token with a KV cache: the baseline.
+
+    It is :func:`speculative_generate` at gamma 0; arguments and errors are the same.
+    """
+    return speculative_generate(
+        Draft(),
+        model,
+        input_ids,
+        max_new_tokens,
+        0,
+        engine=engine,
+        temperature=temperature,
+        generator=generator,
+        eos_token_id=eos_token_id,
+        clock=clock,
+    )
+
+
+def speculative_generate(
+    draft: torch.nn.Module | Draft,
+    target: torch.nn.Module,
+    input_ids: torch.Tensor,
+    max_new_tokens: int,
+    gamma: int | Schedule,
+    *,
+    engine: str = "published",
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    eos_token_id: int | Collection[int] | None = None,
+    clock: timing.PhaseClock | None = None,
+) -> Generation:
+    """Generate the target's own tokens with a draft proposing up to ``gamma`` of them per step (Leviathan et al. 2023).
+
+    ``draft``: a model or any :class:`~specdec.engine.drafting.Draft`. ``input_ids``: (1, n) LongTensor, n >= 1.
+    ``max_new_tokens`` >= 0 is exact unless an ``eos_token_id`` comes first, after which the output ends. ``gamma``: an
+    int >= 0 or a schedule. ``engine``: ``published`` or ``fast``. ``clock`` splits each step into phases.
+
+    Raises InputError (a ValueError) for arguments outside these, for a temperature above 0 (not supported yet), and
+    where prompt and new tokens exceed a model's ``max_position_embeddings``; NonFiniteLogitsError where a model gives
+    NaN or infinity.
+    """
+    schedule = as_schedule(gamma)
+    parts = get_engine(engine)
+    models = [target] if hasattr(draft, "propose") else [target, draft]
+    check_request(models, input_ids, max_new_tokens, temperature)
+    vocab = min(usable_vocab(model) for model in models)
+    return _generate(
+        Draft() if schedule == FixedGamma(0) else as_draft(draft, parts),
+        CachedModel(target, parts.new_cache(target, input_ids.shape[1] + max_new_tokens), vocab),
+        schedule,
+        Request(input_ids, max_new_tokens, eos_token_id, clock or timing.NoClock()),
+    )
+
+
+def check_request(
+    models: list[torch.nn.Module], input_ids: torch.Tensor, max_new_tokens: int, temperature: float
+) -> None:
+    """Raise InputError for a request that can't be run as asked, naming the value and what is allowed."""
+    if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 1:
+        raise InputError(f"input_ids must have the shape (1, n) with n >= 1, got {tuple(input_ids.shape)}")
+    if max_new_tokens < 0:
+        raise InputError(f"max_new_tokens must be >= 0, got {max_new_tokens}")
+    if temperature != 0.0:
+        raise InputError(f"temperature must be 0 (sampling is not supported yet), got {temperature}")
+    prompt_tokens = input_ids.shape[1]
+    for model in models:
+        limit = getattr(model.config, "max_position_embeddings", None)
+        if limit is not None and prompt_tokens + max_new_tokens > limit:
+            raise InputError(
+                f"{prompt_tokens} prompt tokens + {max_new_tokens} new tokens exceed the {limit} positions of "
+                f"{model_name(model)}"
+            )
+
+
+@dataclass
+class Request:
+    """What was asked for, and how far it has come: ``text`` is the prompt and all committed tokens."""
+
+    input_ids: torch.Tensor  # (1, n)
+    max_new_tokens: int
+    eos_token_id: int | Collection[int] | None
+    clock: timing.PhaseClock | timing.NoClock
+
+    def __post_init__(self) -> None:
+        self.text: list[int] = self.input_ids[0].tolist()
+        self.history = History(prompt_tokens=len(self.text))
+        eos = self.eos_token_id
+        self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.text[self.history.prompt_tokens :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to come: 0 once the budget is spent or the newest token is an EOS."""
+        return 0 if self.text[-1] in self.eos_ids else self.max_new_tokens - len(self.new_tokens)
+
+    def commit(self, tokens: list[int], proposed: int) -> None:
+        """Take a step's accepted tokens and the target's own token after them, at most up to the first EOS.
+
+        An accepted EOS ends the step in place of the target's own token; what was proposed from it on is not counted.
+        """
+        for place, token in enumerate(tokens[:-1]):
+            if token in self.eos_ids:
+                tokens, proposed = tokens[: place + 1], place
+                break
+        self.text.extend(tokens)
+        self.history.proposed.append(proposed)
+        self.history.accepted.append(len(tokens) - 1)
+
+
+@torch.inference_mode()
+def _generate(draft: Draft, target: CachedModel, schedule: Schedule, request: Request) -> Generation:
+    if request.max_new_tokens == 0:
+        return Generation()
+    devices = (*draft.devices, target.device)
+    clock, text = request.clock, request.text
+    clock.begin(devices)
+    started = timing.now(devices)
+    text.append(_prefill(draft, target, request))
+    prefilled = timing.now(devices)
+    while request.remaining:
+        with clock.step():
+            committed = len(text)
+            count = min(schedule(request.history), request.remaining - 1)
+            with clock.phase("draft"):
+                proposal = draft.propose(text, count)
+            with clock.phase("target"):
+                choices = _score(target, text[-1], proposal)
+            with clock.phase("verify"):
+                verdict = _verify(draft, target, proposal, choices, step=len(request.history.accepted) + 1)
+                request.commit(verdict.tokens, count)
+            if request.remaining:
+                with clock.phase("sync"):
+                    target.cache.keep(committed, verdict.path)
+                    draft.sync(text, count)
+                assert target.cache.length == len(text) - 1, "the target's cache is the text without its newest token"
+    ended = timing.now(devices)
+    history = request.history
+    return Generation(
+        tokens=request.new_tokens,
+        wall_time=ended - started,
+        prefill_time=prefilled - started,
+        proposed=history.proposed,
+        accepted=history.accepted,
+        step_seconds=list(clock.steps),
+    )
+
+
+def _prefill(draft: Draft, target: CachedModel, request: Request) -> int:
+    """Feed the prompt to both models; returns the target's first token."""
+    draft.start(request.input_ids, request.max_new_tokens, target.vocab)
+    choice = target.feed(request.input_ids[0].to(target.device)).argmax(-1)  # (1,)
+    return _verify(draft, target, Proposal.nothing(), choice, step=0).tokens[0]
+
+
+def _score(target: CachedModel, newest: int, proposal: Proposal) -> torch.Tensor:
+    """Feed the newest token and the proposal in one forward; returns the target's choice after each, (n + 1,)."""
+    block = torch.cat([torch.tensor([newest], device=target.device), proposal.tokens.to(target.device)])
+    return target.feed(block, logits_to_keep=0).argmax(-1)
+
+
+def _verify(draft: Draft, target: CachedModel, proposal: Proposal, choices: torch.Tensor, step: int) -> Verdict:
+    """Bring a step's token ids to the host, in its only transfer, and see which proposed tokens the target takes."""
+    finite = torch.stack([draft.finite().to(target.device), target.finite])
+    *ids, draft_finite, target_finite = torch.cat([proposal.tokens.to(target.device), choices, finite]).tolist()
+    for model, is_finite in ((draft, draft_finite), (target, target_finite)):
+        if not is_finite:
+            raise NonFiniteLogitsError(f"{model.name} gave NaN or infinite logits in step {step}")
+    count = len(proposal.parents)
+    return verify_greedy(ids[:count], proposal.parents, ids[count:])

@@ -1,0 +1,97 @@
+"""Who proposes: the interface of a draft, and the draft model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specdec.engine.engines import Engine
+from specdec.engine.forward import CachedModel, model_name
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A tree of proposed tokens: node i is ``tokens[i]`` and continues node ``parents[i]``.
+
+    ``tokens``: (n,) LongTensor on the draft's device. ``parents``: n indices below their own; -1 is the newest
+    committed token, so a chain has the parents -1, 0, 1, ...
+    """
+
+    tokens: torch.Tensor
+    parents: list[int]
+
+    @classmethod
+    def chain(cls, tokens: torch.Tensor) -> Proposal:
+        """Return the proposal in which each token continues the one before it."""
+        return cls(tokens, list(range(-1, tokens.numel() - 1)))
+
+    @classmethod
+    def nothing(cls) -> Proposal:
+        """Return the empty proposal."""
+        return cls.chain(torch.empty(0, dtype=torch.long))
+
+
+class Draft:
+    """Whatever can propose tokens. Only :meth:`propose` must be given; this base class proposes nothing."""
+
+    name = "draft"
+    devices: tuple[torch.device, ...] = ()  # to wait for at clock edges
+
+    def start(self, input_ids: torch.Tensor, max_new_tokens: int, vocab: int) -> None:
+        """Begin a request. ``input_ids``: (1, n) LongTensor; ids from ``vocab`` on must not be proposed."""
+
+    def propose(self, text: list[int], count: int) -> Proposal:
+        """Propose ``count`` >= 0 tokens that may follow ``text``, the prompt and all committed tokens."""
+        return Proposal.nothing()
+
+    def sync(self, text: list[int], proposed: int) -> None:
+        """Forget what was not accepted. ``text`` is the committed text after a step that proposed ``proposed``."""
+
+    def finite(self) -> torch.Tensor:
+        """Whether all logits so far were finite, as a boolean scalar on any device."""
+        return torch.tensor(True)
+
+
+class ModelDraft(Draft):
+    """A draft model that proposes its own greedy continuation.
+
+    Its cache never holds a token that is not committed once :meth:`sync` returns. It may lag behind the text; the
+    first pass of the next proposal catches up, so that full acceptance is no special case.
+    """
+
+    def __init__(self, model: torch.nn.Module, engine: Engine) -> None:
+        self.model = model
+        self.engine = engine
+        self.name = model_name(model)
+        self.devices = (model.device,)
+
+    def start(self, input_ids: torch.Tensor, max_new_tokens: int, vocab: int) -> None:
+        cache = self.engine.new_cache(self.model, input_ids.shape[1] + max_new_tokens)
+        self.cached = CachedModel(self.model, cache, vocab)
+        self.cached.feed(input_ids[0].to(self.model.device))
+
+    def propose(self, text: list[int], count: int) -> Proposal:
+        self.step_start = len(text) - 1  # committed tokens without the newest
+        pending = torch.tensor(text[self.cached.cache.length :], device=self.model.device)
+        tokens = [pending[:0]]
+        for _ in range(count):
+            pending = self.cached.feed(pending).argmax(-1)  # (1,)
+            tokens.append(pending)
+        return Proposal.chain(torch.cat(tokens))
+
+    def sync(self, text: list[int], proposed: int) -> None:
+        if self.engine.reforward and proposed:
+            self.cached.cache.rollback(self.step_start)
+            again = torch.tensor(text[self.step_start : -1], device=self.model.device)
+            self.cached.feed(again, logits_to_keep=0)  # all rows, as a plain forward call computes them
+        else:
+            self.cached.cache.rollback(len(text) - 1)
+
+    def finite(self) -> torch.Tensor:
+        return self.cached.finite
+
+
+def as_draft(draft: torch.nn.Module | Draft, engine: Engine) -> Draft:
+    """Return ``draft`` itself if it can propose, else the draft that runs it as a model."""
+    return draft if hasattr(draft, "propose") else ModelDraft(draft, engine)

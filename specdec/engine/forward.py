@@ -1,0 +1,59 @@
+"""The only place that calls a transformers model: cache argument, shared vocabulary, finite check."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.engine.kv_cache import KVCache
+from specdec.errors import MeasurementError
+
+
+class NonFiniteLogitsError(MeasurementError):
+    """A model gave NaN or infinite logits; its message names the model and the step."""
+
+
+def usable_vocab(model: torch.nn.Module) -> int:
+    """Ids that may be proposed or chosen: those the tokenizer and both models know, else the model's own width."""
+    return getattr(model, "usable_vocab", model.config.vocab_size)
+
+
+def model_name(model: torch.nn.Module) -> str:
+    """Return what messages call ``model``: the name it was loaded under, else its class."""
+    return getattr(model, "display_name", type(model).__name__)
+
+
+class CachedModel:
+    """A causal language model with the cache of one request."""
+
+    def __init__(self, model: torch.nn.Module, cache: KVCache, vocab: int) -> None:
+        self.model = model
+        self.name = model_name(model)
+        self.cache = cache
+        self.vocab = vocab
+        self.device = model.device
+        self._logit_sum: torch.Tensor | float = 0.0
+
+    def feed(self, token_ids: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
+        """Append ``token_ids`` ((k,) LongTensor on the model's device) to the cache.
+
+        Returns the logits after the last ``logits_to_keep`` of them, (logits_to_keep, vocab); 0 keeps all k.
+        """
+        output = self.model(
+            token_ids.unsqueeze(0),
+            None,  # causal mask, made by the model
+            None,  # positions follow the cache length
+            self.cache.layers,  # by place: this argument's name differs between transformers versions
+            use_cache=True,
+            logits_to_keep=logits_to_keep,
+        )
+        logits = output.logits[0, :, : self.vocab]
+        self._logit_sum = self._logit_sum + logits.sum(dtype=torch.float32)
+        return logits
+
+    @property
+    def finite(self) -> torch.Tensor:
+        """Whether all logits so far were finite: a boolean scalar that is still on the device.
+
+        The sum of all logits tells, since NaN and both infinities survive every addition.
+        """
+        return torch.isfinite(torch.as_tensor(self._logit_sum))

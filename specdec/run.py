@@ -1,0 +1,173 @@
+"""A run on disk: its lock, its manifest, rows written whole, and what a resumed run may keep."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import InputError
+from specdec.results import format_cell, write_whole
+
+try:
+    import fcntl
+except ImportError:  # Windows: runs work, but nothing keeps two of them apart
+    fcntl = None
+
+LOCK_NAME = ".lock"
+PREVIOUS = "previous"  # where a new run moves the files of the run before it
+PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pandas", "scipy", "matplotlib")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the results folder for this process; the system lets go when it ends, however it ends.
+
+    Raises InputError where another run holds it or the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK_NAME, "a")  # noqa: SIM115 - held open for as long as the lock
+    except OSError as error:
+        raise InputError(f"results folder {folder} can't be written: {error.strerror}") from error
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError(f"another run is writing to {folder}; wait for it or use --results-dir") from error
+        yield
+
+
+def check_free(folder: Path) -> None:
+    """Raise InputError at once if another run holds ``folder``, without making anything."""
+    if (folder / LOCK_NAME).exists():
+        with lock(folder):
+            pass
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line or several, each ended, in a single write that has reached the disk on return."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        data = line.encode()
+        if os.write(descriptor, data) != len(data):
+            raise OSError(f"{path.name}: a row could not be written whole; is the disk full?")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_rows(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append ``rows`` to a CSV file at once, with the header if the file is new."""
+    columns = list(columns)
+    lines = [",".join(format_cell(row[column]) for column in columns) for row in rows]
+    if not path.exists():
+        lines.insert(0, ",".join(columns))
+    append_line(path, "".join(line + "\n" for line in lines))
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line that was not ended: a killed run's unfinished write."""
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            write_whole(path, data[: data.rfind(b"\n") + 1].decode())
+
+
+def move_to_previous(folder: Path, names: Iterable[str]) -> None:
+    """Move the files of an earlier run out of the way of a new one."""
+    present = [folder / name for name in names if (folder / name).exists()]
+    if present:
+        (folder / PREVIOUS).mkdir(exist_ok=True)
+    for path in present:
+        os.replace(path, folder / PREVIOUS / path.name)
+
+
+class Manifest:
+    """``manifest_<phase>.json``: what a run was. Written first as partial, completed last."""
+
+    def __init__(self, folder: Path, phase: str, entries: Mapping[str, Any]) -> None:
+        self.path = folder / f"manifest_{phase}.json"
+        self.entries = {"phase": phase, "status": "partial", **entries}
+
+    def write(self, **entries: Any) -> None:
+        """Add ``entries`` and write the file."""
+        self.entries |= entries
+        write_whole(self.path, json.dumps(self.entries, indent=2, default=str) + "\n")
+
+    def complete(self, **entries: Any) -> None:
+        """Mark the run complete."""
+        self.write(status="complete", finished=_now(), **entries)
+
+
+def read_manifest(folder: Path, phase: str) -> dict | None:
+    """Return the manifest of ``phase``, or None if there is none; InputError if it can't be read."""
+    path = folder / f"manifest_{phase}.json"
+    if not path.exists():
+        return None
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read: {error}; move it away and run {phase} again") from error
+    if not isinstance(entries, dict):
+        raise InputError(f"{path} is not a manifest; move it away and run {phase} again")
+    return entries
+
+
+def run_entries(argv: list[str] | None, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every manifest says of a run: id, time, command, constants, versions and commit."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return {
+        "run_id": secrets.token_hex(6),
+        "started": _now(),
+        "command": [Path(sys.argv[0]).name, *map(without_folder, arguments)],
+        "constants": {name: without_folder(value) for name, value in constants.items()},
+        "versions": {"python": platform.python_version(), **_package_versions()},
+        "commit": _commit(),
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return one phrase per constant that differs between two runs, values as JSON has them."""
+    old, new = (json.loads(json.dumps(entries, default=str)) for entries in (old, new))
+    return [f"{name}: {old.get(name)} then, {new.get(name)} now" for name in new if old.get(name) != new.get(name)]
+
+
+def without_folder(value: Any) -> Any:
+    """Return a path's last part and anything else unchanged, so that no folder of this machine is stored."""
+    if isinstance(value, str) and os.sep in value and not HUB_ID.fullmatch(value):
+        return Path(value).name
+    return value
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _commit() -> str | None:
+    """Return the commit of this checkout, marked if files differ from it; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

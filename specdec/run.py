@@ -147,7 +147,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def without_folder(value: Any) -> Any:
     """Return a path's last part and anything else unchanged, so that no folder of this machine is stored."""
-    if isinstance(value, str) and os.sep in value and not HUB_ID.fullmatch(value):
+    if isinstance(value, str) and os.sep in value and (os.path.exists(value) or not HUB_ID.fullmatch(value)):
         return Path(value).name
     return value
 

@@ -94,7 +94,7 @@ class Benchmark:
         self.inputs = {prompt.name: encode(self.pair, prompt, self.args.chat) for prompt in self.prompts}
         self.eos = eos_ids(self.pair)
         for input_ids in self.inputs.values():
-            check_request([self.pair.draft, self.pair.target], input_ids, self.args.max_new_tokens, temperature=0.0)
+            check_request([self.pair.draft, self.pair.target], input_ids, self.args.max_new_tokens)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from conftest import make_model
 
 from specdec.engine import timing
 from specdec.engine.decoding import autoregressive_generate, speculative_generate
-from specdec.engine.drafting import Draft, ModelDraft, Proposal
+from specdec.engine.drafting import Draft, ModelDraft
 from specdec.engine.engines import ENGINES
 from specdec.engine.forward import NonFiniteLogitsError
+from specdec.engine.verification import Proposal
 from specdec.prompts import PROMPTS
 
 BOTH_ENGINES = pytest.mark.parametrize("engine", sorted(ENGINES))
@@ -254,7 +255,10 @@ def test_a_gamma_that_is_no_count_is_refused(target, prompt, gamma):
         ({"max_new_tokens": -1}, "max_new_tokens must be >= 0"),
         ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"shape \(1, n\)"),
         ({"input_ids": torch.ones(1, 0, dtype=torch.long)}, r"shape \(1, n\)"),
-        ({"temperature": 0.5}, "temperature must be 0"),
+        ({"temperature": 0.5}, "temperature 0.5 draws tokens and needs a torch.Generator"),
+        ({"temperature": -0.5}, "temperature must be a finite number >= 0"),
+        ({"temperature": math.nan}, "temperature must be a finite number >= 0"),
+        ({"temperature": math.inf}, "temperature must be a finite number >= 0"),
         ({"engine": "warp"}, "unknown engine 'warp'; known: published, fast"),
     ],
 )

@@ -156,7 +156,7 @@ def ten_prompts(tmp_path):
 
 
 def interrupted_at(monkeypatch, calls: int, ending) -> None:
-    """Let ``ending`` happen in place of the speculative run number ``calls`` that is measured (warm-ups not counted)."""
+    """Let ``ending`` happen in place of the measured speculative run number ``calls`` (warm-ups not counted)."""
     original, count = speculative_decoding._run_row, iter(range(1, 10_000))
 
     def watched(*args):

@@ -13,12 +13,13 @@ import torch
 
 from specdec import theory
 from specdec.engine import timing
-from specdec.engine.drafting import Draft, Proposal, as_draft
+from specdec.engine.drafting import Draft, as_draft
 from specdec.engine.engines import get_engine
 from specdec.engine.forward import CachedModel, NonFiniteLogitsError, model_name, usable_vocab
-from specdec.engine.verification import Verdict, verify_greedy
+from specdec.engine.request import Request
+from specdec.engine.verification import Proposal, Verdict, choose_rule
 from specdec.errors import InputError
-from specdec.schedules import FixedGamma, History, Schedule, as_schedule
+from specdec.schedules import FixedGamma, Schedule, as_schedule
 
 
 @dataclass
@@ -113,33 +114,33 @@ def speculative_generate(
     ``max_new_tokens`` >= 0 is exact unless an ``eos_token_id`` comes first, after which the output ends. ``gamma``: an
     int >= 0 or a schedule. ``engine``: ``published`` or ``fast``. ``clock`` splits each step into phases.
 
-    Raises InputError (a ValueError) for arguments outside these, for a temperature above 0 (not supported yet), and
-    where prompt and new tokens exceed a model's ``max_position_embeddings``; NonFiniteLogitsError where a model gives
-    NaN or infinity.
+    At ``temperature`` 0 the tokens are the target's greedy ones; above, they are drawn with ``generator`` by rejection
+    sampling (Chen et al. 2023) and have the distribution of sampling from the target alone.
+
+    Raises InputError (a ValueError) for arguments outside these and where prompt and new tokens exceed a model's
+    ``max_position_embeddings``; NonFiniteLogitsError where a model gives NaN or infinity.
     """
     schedule = as_schedule(gamma)
     parts = get_engine(engine)
     models = [target] if hasattr(draft, "propose") else [target, draft]
-    check_request(models, input_ids, max_new_tokens, temperature)
+    check_request(models, input_ids, max_new_tokens)
+    request = Request(input_ids, max_new_tokens, choose_rule(temperature, generator), eos_token_id)
     vocab = min(usable_vocab(model) for model in models)
     return _generate(
         Draft() if schedule == FixedGamma(0) else as_draft(draft, parts),
-        CachedModel(target, parts.new_cache(target, input_ids.shape[1] + max_new_tokens), vocab),
+        CachedModel(target, parts.new_cache(target, request.capacity), vocab),
         schedule,
-        Request(input_ids, max_new_tokens, eos_token_id, clock or timing.NoClock()),
+        request,
+        clock or timing.NoClock(),
     )
 
 
-def check_request(
-    models: list[torch.nn.Module], input_ids: torch.Tensor, max_new_tokens: int, temperature: float
-) -> None:
+def check_request(models: list[torch.nn.Module], input_ids: torch.Tensor, max_new_tokens: int) -> None:
     """Raise InputError for a request that can't be run as asked, naming the value and what is allowed."""
     if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 1:
         raise InputError(f"input_ids must have the shape (1, n) with n >= 1, got {tuple(input_ids.shape)}")
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must be >= 0, got {max_new_tokens}")
-    if temperature != 0.0:
-        raise InputError(f"temperature must be 0 (sampling is not supported yet), got {temperature}")
     prompt_tokens = input_ids.shape[1]
     for model in models:
         limit = getattr(model.config, "max_position_embeddings", None)
@@ -150,50 +151,14 @@ def check_request(
             )
 
 
-@dataclass
-class Request:
-    """What was asked for, and how far it has come: ``text`` is the prompt and all committed tokens."""
-
-    input_ids: torch.Tensor  # (1, n)
-    max_new_tokens: int
-    eos_token_id: int | Collection[int] | None
-    clock: timing.PhaseClock | timing.NoClock
-
-    def __post_init__(self) -> None:
-        self.text: list[int] = self.input_ids[0].tolist()
-        self.history = History(prompt_tokens=len(self.text))
-        eos = self.eos_token_id
-        self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-
-    @property
-    def new_tokens(self) -> list[int]:
-        return self.text[self.history.prompt_tokens :]
-
-    @property
-    def remaining(self) -> int:
-        """Tokens still to come: 0 once the budget is spent or the newest token is an EOS."""
-        return 0 if self.text[-1] in self.eos_ids else self.max_new_tokens - len(self.new_tokens)
-
-    def commit(self, tokens: list[int], proposed: int) -> None:
-        """Take a step's accepted tokens and the target's own token after them, at most up to the first EOS.
-
-        An accepted EOS ends the step in place of the target's own token; what was proposed from it on is not counted.
-        """
-        for place, token in enumerate(tokens[:-1]):
-            if token in self.eos_ids:
-                tokens, proposed = tokens[: place + 1], place
-                break
-        self.text.extend(tokens)
-        self.history.proposed.append(proposed)
-        self.history.accepted.append(len(tokens) - 1)
-
-
 @torch.inference_mode()
-def _generate(draft: Draft, target: CachedModel, schedule: Schedule, request: Request) -> Generation:
+def _generate(
+    draft: Draft, target: CachedModel, schedule: Schedule, request: Request, clock: timing.PhaseClock | timing.NoClock
+) -> Generation:
     if request.max_new_tokens == 0:
         return Generation()
     devices = (*draft.devices, target.device)
-    clock, text = request.clock, request.text
+    text = request.text
     clock.begin(devices)
     started = timing.now(devices)
     text.append(_prefill(draft, target, request))
@@ -205,9 +170,9 @@ def _generate(draft: Draft, target: CachedModel, schedule: Schedule, request: Re
             with clock.phase("draft"):
                 proposal = draft.propose(text, count)
             with clock.phase("target"):
-                choices = _score(target, text[-1], proposal)
+                logits = _score(target, text[-1], proposal)
             with clock.phase("verify"):
-                verdict = _verify(draft, target, proposal, choices, step=len(request.history.accepted) + 1)
+                verdict = _verify(draft, target, request, proposal, logits)
                 request.commit(verdict.tokens, count)
             if request.remaining:
                 with clock.phase("sync"):
@@ -228,23 +193,23 @@ def _generate(draft: Draft, target: CachedModel, schedule: Schedule, request: Re
 
 def _prefill(draft: Draft, target: CachedModel, request: Request) -> int:
     """Feed the prompt to both models; returns the target's first token."""
-    draft.start(request.input_ids, request.max_new_tokens, target.vocab)
-    choice = target.feed(request.input_ids[0].to(target.device)).argmax(-1)  # (1,)
-    return _verify(draft, target, Proposal.nothing(), choice, step=0).tokens[0]
+    draft.start(request, target.vocab)
+    logits = target.feed(request.input_ids[0].to(target.device))  # (1, vocab)
+    return _verify(draft, target, request, Proposal.nothing(), logits).tokens[0]
 
 
 def _score(target: CachedModel, newest: int, proposal: Proposal) -> torch.Tensor:
-    """Feed the newest token and the proposal in one forward; returns the target's choice after each, (n + 1,)."""
+    """Feed the newest token and the proposal in one forward; returns the target's logits after each, (n + 1, vocab)."""
     block = torch.cat([torch.tensor([newest], device=target.device), proposal.tokens.to(target.device)])
-    return target.feed(block, logits_to_keep=0).argmax(-1)
+    return target.feed(block, logits_to_keep=0)
 
 
-def _verify(draft: Draft, target: CachedModel, proposal: Proposal, choices: torch.Tensor, step: int) -> Verdict:
-    """Bring a step's token ids to the host, in its only transfer, and see which proposed tokens the target takes."""
+def _verify(draft: Draft, target: CachedModel, request: Request, proposal: Proposal, logits: torch.Tensor) -> Verdict:
+    """Decide on the device, bring that to the host in the step's only transfer, and say what is accepted."""
     finite = torch.stack([draft.finite().to(target.device), target.finite])
-    *ids, draft_finite, target_finite = torch.cat([proposal.tokens.to(target.device), choices, finite]).tolist()
+    *decided, draft_finite, target_finite = torch.cat([request.rule.decide(proposal, logits), finite]).tolist()
     for model, is_finite in ((draft, draft_finite), (target, target_finite)):
         if not is_finite:
-            raise NonFiniteLogitsError(f"{model.name} gave NaN or infinite logits in step {step}")
-    count = len(proposal.parents)
-    return verify_greedy(ids[:count], proposal.parents, ids[count:])
+            where = f"step {len(request.history.accepted) + 1}" if request.new_tokens else "the prefill"
+            raise NonFiniteLogitsError(f"{model.name} gave NaN or infinite logits in {where}")
+    return request.rule.verdict(proposal, decided)

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from specdec.engine.engines import Engine
 from specdec.engine.forward import CachedModel, model_name
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A tree of proposed tokens: node i is ``tokens[i]`` and continues node ``parents[i]``.
-
-    ``tokens``: (n,) LongTensor on the draft's device. ``parents``: n indices below their own; -1 is the newest
-    committed token, so a chain has the parents -1, 0, 1, ...
-    """
-
-    tokens: torch.Tensor
-    parents: list[int]
-
-    @classmethod
-    def chain(cls, tokens: torch.Tensor) -> Proposal:
-        """Return the proposal in which each token continues the one before it."""
-        return cls(tokens, list(range(-1, tokens.numel() - 1)))
-
-    @classmethod
-    def nothing(cls) -> Proposal:
-        """Return the empty proposal."""
-        return cls.chain(torch.empty(0, dtype=torch.long))
+from specdec.engine.request import Request
+from specdec.engine.verification import Proposal
 
 
 class Draft:
@@ -38,8 +16,8 @@ class Draft:
     name = "draft"
     devices: tuple[torch.device, ...] = ()  # to wait for at clock edges
 
-    def start(self, input_ids: torch.Tensor, max_new_tokens: int, vocab: int) -> None:
-        """Begin a request. ``input_ids``: (1, n) LongTensor; ids from ``vocab`` on must not be proposed."""
+    def start(self, request: Request, vocab: int) -> None:
+        """Begin a request. Ids from ``vocab`` on must not be proposed."""
 
     def propose(self, text: list[int], count: int) -> Proposal:
         """Propose ``count`` >= 0 tokens that may follow ``text``, the prompt and all committed tokens."""
@@ -54,7 +32,7 @@ class Draft:
 
 
 class ModelDraft(Draft):
-    """A draft model that proposes its own greedy continuation.
+    """A draft model that proposes its own continuation, chosen by the request's rule.
 
     Its cache never holds a token that is not committed once :meth:`sync` returns. It may lag behind the text; the
     first pass of the next proposal catches up, so that full acceptance is no special case.
@@ -66,19 +44,21 @@ class ModelDraft(Draft):
         self.name = model_name(model)
         self.devices = (model.device,)
 
-    def start(self, input_ids: torch.Tensor, max_new_tokens: int, vocab: int) -> None:
-        cache = self.engine.new_cache(self.model, input_ids.shape[1] + max_new_tokens)
-        self.cached = CachedModel(self.model, cache, vocab)
-        self.cached.feed(input_ids[0].to(self.model.device))
+    def start(self, request: Request, vocab: int) -> None:
+        self.rule = request.rule
+        self.cached = CachedModel(self.model, self.engine.new_cache(self.model, request.capacity), vocab)
+        self.cached.feed(request.input_ids[0].to(self.model.device))
 
     def propose(self, text: list[int], count: int) -> Proposal:
         self.step_start = len(text) - 1  # committed tokens without the newest
         pending = torch.tensor(text[self.cached.cache.length :], device=self.model.device)
-        tokens = [pending[:0]]
+        tokens, distributions = [pending[:0]], []
         for _ in range(count):
-            pending = self.cached.feed(pending).argmax(-1)  # (1,)
+            pending, probabilities = self.rule.choose(self.cached.feed(pending))  # (1,), (1, vocab) or None
             tokens.append(pending)
-        return Proposal.chain(torch.cat(tokens))
+            distributions.append(probabilities)
+        drawn = bool(distributions) and distributions[0] is not None
+        return Proposal.chain(torch.cat(tokens), torch.cat(distributions) if drawn else None)
 
     def sync(self, text: list[int], proposed: int) -> None:
         if self.engine.reforward and proposed:

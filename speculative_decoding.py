@@ -21,10 +21,10 @@ from tqdm import tqdm
 
 from specdec import cli, findings, results, run
 from specdec.engine import device as devices
-from specdec.engine.agreement import trace_agreement
+from specdec.engine.acceptance import trace_agreement
 from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
 from specdec.engine.exactness import explain_mismatch
-from specdec.engine.pair import ModelFacts, Pair, encode, eos_ids, explain_choice, load_pair
+from specdec.engine.pair import ModelFacts, Pair, encode, eos_ids, pair_from_flags
 from specdec.errors import InputError, MeasurementError
 from specdec.prompts import PROMPTS as EIGHT_PROMPTS
 from specdec.prompts import Prompt, select_prompts
@@ -75,7 +75,6 @@ FILES = (
     results.TRACE.file,
     *(table.file for table in results.SUMMARIES.values()),
     GENERATIONS,
-    f"manifest_{PHASE}.json",
 )
 NOT_COMPARED_ON_RESUME = ("results_dir", "plots_dir", "resume", "quick")
 
@@ -124,19 +123,7 @@ def _run(argv: list[str] | None) -> int:
     prompts = select_prompts(args.prompts, args.prompt_file)
     folder = Path(args.results_dir)
     run.check_free(folder)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    if choice := explain_choice(args.pair, args.draft, args.device):
-        print(choice)
-    pair = load_pair(
-        args.pair,
-        draft=args.draft,
-        target=args.target,
-        device=args.device,
-        draft_device=args.draft_device,
-        dtype=args.dtype,
-    )
+    pair = pair_from_flags(args)
     benchmark = Benchmark(pair, prompts, args, folder)
     with run.lock(folder):
         measure(benchmark, argv)
@@ -256,21 +243,11 @@ def _eos_at(benchmark: Benchmark, tokens: list[int]) -> int | None:
 
 def _open_run(benchmark: Benchmark, argv: list[str] | None) -> run.Manifest:
     """Begin a new run, moving an earlier one's files away, or take up the one in the folder."""
-    args, folder = benchmark.args, benchmark.folder
-    constants = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED_ON_RESUME}
+    constants = {name: value for name, value in vars(benchmark.args).items() if name not in NOT_COMPARED_ON_RESUME}
     entries = run.run_entries(argv, constants) | {"pair": benchmark.pair.manifest_entry()}
-    earlier = run.read_manifest(folder, PHASE) if args.resume else None
-    if earlier is None:
-        run.move_to_previous(folder, FILES)
-    else:
-        changed = run.differences(earlier, {"pair": entries["pair"]})
-        changed += run.differences(earlier.get("constants", {}), entries["constants"])
-        if changed:
-            raise InputError(f"--resume goes on with the same run only, but {'; '.join(changed)}")
-        entries["run_id"], entries["started"] = earlier.get("run_id"), earlier.get("started")
+    manifest = run.open_run(benchmark.folder, PHASE, FILES, entries, benchmark.args.resume)
+    if manifest.resumed:
         _drop_unfinished(benchmark)
-    manifest = run.Manifest(folder, PHASE, entries)
-    manifest.write()
     return manifest
 
 

@@ -49,17 +49,19 @@ class PredictionQuality:
     verdicts_agree: int  # rows where both or neither exceed 1
 
 
-def prediction_quality(summary: pd.DataFrame, predicted: str) -> PredictionQuality | None:
-    """Compare the column ``predicted`` with ``decode_speedup``; None where no row has both."""
-    rows = summary.dropna(subset=[predicted, "decode_speedup"])
+def prediction_quality(
+    rows: pd.DataFrame, predicted: str, measured: str = "decode_speedup"
+) -> PredictionQuality | None:
+    """Compare the columns ``predicted`` and ``measured``; None where no row has both."""
+    rows = rows.dropna(subset=[predicted, measured])
     if rows.empty:
         return None
-    correlation = rows[predicted].corr(rows.decode_speedup) if len(rows) > 1 else math.nan
+    correlation = rows[predicted].corr(rows[measured]) if len(rows) > 1 else math.nan
     return PredictionQuality(
         rows=len(rows),
         correlation=None if math.isnan(correlation) else float(correlation),
-        mean_absolute_error=float((rows[predicted] - rows.decode_speedup).abs().mean()),
-        verdicts_agree=int(((rows[predicted] > 1) == (rows.decode_speedup > 1)).sum()),
+        mean_absolute_error=float((rows[predicted] - rows[measured]).abs().mean()),
+        verdicts_agree=int(((rows[predicted] > 1) == (rows[measured] > 1)).sum()),
     )
 
 

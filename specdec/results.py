@@ -38,7 +38,7 @@ def _columns(*groups: str) -> dict[str, str]:
     return {column: kind for kind, names in split for column in names.split()}
 
 
-PHASE1 = "speculative_decoding.py"
+PHASE1, PHASE2, PHASE3 = "speculative_decoding.py", "analysis_deep.py", "phase3_profiling.py"
 RUNS = Table(
     "speculative_runs.csv",
     _columns(
@@ -79,6 +79,72 @@ SUMMARIES = {
     "published": Table("speculative_results.csv", _SUMMARY_COLUMNS, PHASE1),
     "fast": Table("speculative_results_fast.csv", _SUMMARY_COLUMNS, PHASE1),
 }
+PREDICTIONS = Table(
+    "predictions.csv",
+    _columns(
+        "text: prompt engine",
+        "integer: gamma",
+        "number: measured leviathan_rate leviathan_alpha corrected full replay replay_free",
+    ),
+    PHASE2,
+)
+SIMULATION = Table(
+    "simulation_results.csv",
+    _columns(
+        "text: scenario",
+        "number: cost_ratio helpful_pct mean_speedup low high helpful_pct_all_gammas mean_all_gammas",
+        "integer: trials",
+    ),
+    PHASE2,
+)
+REGIME_MAP = Table(
+    "regime_map.csv",
+    _columns("number: alpha cost_ratio", "integer: gamma", "number: speedup", "flag: helpful"),
+    PHASE2,
+)
+BREAK_EVEN = Table("break_even.csv", _columns("number: alpha", "integer: gamma", "number: min_cost_ratio"), PHASE2)
+BREAKDOWN = Table(
+    "time_breakdown.csv",
+    _columns(
+        "text: engine",
+        "integer: gamma step",
+        "number: draft_ms target_ms sync_ms catchup_ms verify_ms other_ms step_ms",
+        "integer: proposed accepted",
+        "text: prompt",
+    ),
+    PHASE3,
+)
+BY_POSITION = Table(
+    "alpha_vs_position.csv",
+    _columns("text: prompt", "integer: gamma step position proposed accepted", "number: acceptance_rate"),
+    PHASE3,
+)
+BY_TEMPERATURE = Table(
+    "alpha_vs_temperature.csv",
+    _columns(
+        "text: prompt",
+        "number: temperature",
+        "integer: gamma positions",
+        "number: alpha_match match_rate alpha_overlap alpha_sampled low high relative_to_greedy",
+        "integer: tried accepted",
+        "number: expected variance",
+    ),
+    PHASE3,
+)
+ISOLATED = Table(
+    "timing_isolation.csv",
+    _columns("text: engine model", "integer: repetition cache_length", "number: ms"),
+    PHASE3,
+)
+VERIFY_COST = Table(
+    "verify_cost.csv",
+    _columns(
+        "text: engine model",
+        "integer: tokens cache_length batch",
+        "number: ms spread verify_ratio roofline_ratio",
+    ),
+    PHASE3,
+)
 
 
 def format_cell(value: Any) -> str:

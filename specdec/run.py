@@ -98,7 +98,8 @@ def move_to_previous(folder: Path, names: Iterable[str]) -> None:
 class Manifest:
     """``manifest_<phase>.json``: what a run was. Written first as partial, completed last."""
 
-    def __init__(self, folder: Path, phase: str, entries: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, phase: str, entries: Mapping[str, Any], resumed: bool = False) -> None:
+        self.resumed = resumed
         self.path = folder / f"manifest_{phase}.json"
         self.entries = {"phase": phase, "status": "partial", **entries}
 
@@ -124,6 +125,26 @@ def read_manifest(folder: Path, phase: str) -> dict | None:
     if not isinstance(entries, dict):
         raise InputError(f"{path} is not a manifest; move it away and run {phase} again")
     return entries
+
+
+def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[str, Any], resume: bool) -> Manifest:
+    """Begin a run, moving an earlier one's ``files`` away, or with ``resume`` take up the one in ``folder``.
+
+    Returns its manifest, written as partial. Raises InputError where the run to resume had another pair or constants.
+    """
+    name = f"manifest_{phase}.json"
+    earlier = read_manifest(folder, phase) if resume else None
+    if earlier is None:
+        move_to_previous(folder, [*files, name])
+    else:
+        changed = differences(earlier, {"pair": entries["pair"]})
+        changed += differences(earlier.get("constants", {}), entries["constants"])
+        if changed:
+            raise InputError(f"--resume goes on with the same run only, but {'; '.join(changed)}")
+        entries = {**entries, "run_id": earlier.get("run_id"), "started": earlier.get("started")}
+    manifest = Manifest(folder, phase, entries, resumed=earlier is not None)
+    manifest.write()
+    return manifest
 
 
 def run_entries(argv: list[str] | None, constants: Mapping[str, Any]) -> dict[str, Any]:

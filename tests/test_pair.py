@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from specdec.engine import device as device_module
 from specdec.engine import pair as pair_module
-from specdec.engine.agreement import trace_agreement
+from specdec.engine.acceptance import trace_agreement
 from specdec.engine.decoding import autoregressive_generate, speculative_generate
 from specdec.engine.pair import SHIPPED_CONFIGS, eos_ids, explain_choice, load_pair
 from specdec.errors import InputError

@@ -12,6 +12,7 @@ from specdec.engine.timing import now
 from specdec.errors import InputError
 
 BANDWIDTH_REPEATS = 5  # the best of so many passes counts: a ceiling is what the device can do undisturbed
+PEAK_MATRIX = 2048  # rows and columns; large enough that reading them costs little beside multiplying
 LARGE_BUFFER_BYTES = 1_000_000_000  # larger than any cache, so that it shows main memory
 SPREAD = torch.device("meta")  # stands for "over all GPUs", which accelerate decides
 
@@ -116,3 +117,19 @@ def _fastest(kernel, device: torch.device) -> float:
         kernel()
         times.append(now((device,)) - started)
     return min(times)
+
+
+def compute_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the operations/s (multiply and add are two) that a large matrix product of ``dtype`` reaches here."""
+    left = torch.ones(PEAK_MATRIX, PEAK_MATRIX, device=device, dtype=dtype)
+    right = torch.ones_like(left)
+    return 2 * PEAK_MATRIX**3 / _fastest(lambda: left @ right, device)
+
+
+def roofline_verify_ratio(tokens: int, bytes_per_token: float, parameters: int, bandwidth: float, peak: float) -> float:
+    """Return the v(k) that two ceilings allow: max(bytes / bandwidth, k operations / peak), over the same at k = 1.
+
+    A token takes two operations per parameter that is read for it (Williams et al. 2009; Kaplan et al. 2020).
+    """
+    read, compute = bytes_per_token / bandwidth, 2 * parameters / peak
+    return max(read, tokens * compute) / max(read, compute)

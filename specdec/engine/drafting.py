@@ -7,7 +7,7 @@ import torch
 from specdec.engine.engines import Engine
 from specdec.engine.forward import CachedModel, model_name
 from specdec.engine.request import Request
-from specdec.engine.verification import Proposal
+from specdec.engine.verification import Proposal, Rule
 
 
 class Draft:
@@ -32,20 +32,21 @@ class Draft:
 
 
 class ModelDraft(Draft):
-    """A draft model that proposes its own continuation, chosen by the request's rule.
+    """A draft model that proposes its own continuation, chosen by the request's rule or by one of its own.
 
     Its cache never holds a token that is not committed once :meth:`sync` returns. It may lag behind the text; the
     first pass of the next proposal catches up, so that full acceptance is no special case.
     """
 
-    def __init__(self, model: torch.nn.Module, engine: Engine) -> None:
+    def __init__(self, model: torch.nn.Module, engine: Engine, rule: Rule | None = None) -> None:
         self.model = model
         self.engine = engine
+        self.own_rule = rule
         self.name = model_name(model)
         self.devices = (model.device,)
 
     def start(self, request: Request, vocab: int) -> None:
-        self.rule = request.rule
+        self.rule = self.own_rule or request.rule
         self.cached = CachedModel(self.model, self.engine.new_cache(self.model, request.capacity), vocab)
         self.cached.feed(request.input_ids[0].to(self.model.device))
 

@@ -38,15 +38,19 @@ class CachedModel:
 
         Returns the logits after the last ``logits_to_keep`` of them, (logits_to_keep, vocab); 0 keeps all k.
         """
+        return self.feed_batch(token_ids.unsqueeze(0), logits_to_keep)[0]
+
+    def feed_batch(self, token_ids: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
+        """Append (batch, k) ids, as many to each request; returns logits, (batch, logits_to_keep or k, vocab)."""
         output = self.model(
-            token_ids.unsqueeze(0),
+            token_ids,
             None,  # causal mask, made by the model
             None,  # positions follow the cache length
             self.cache.layers,  # by place: this argument's name differs between transformers versions
             use_cache=True,
             logits_to_keep=logits_to_keep,
         )
-        logits = output.logits[0, :, : self.vocab]
+        logits = output.logits[..., : self.vocab]
         self._logit_sum = self._logit_sum + logits.sum(dtype=torch.float32)
         return logits
 

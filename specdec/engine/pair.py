@@ -10,6 +10,7 @@ import gc
 import hashlib
 import json
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,6 +141,24 @@ def load_pair(
     facts = [_facts(source, model) for source, model in zip(sources, models, strict=True)]
     suffix = " with random weights" if random_weights else ""
     return Pair(pair_name + suffix, *models, tokenizer, *facts)
+
+
+def pair_from_flags(args: Namespace) -> Pair:
+    """Set threads and seed as the flags say, print what ``auto`` chose, and load the pair."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    if choice := explain_choice(args.pair, args.draft, args.device):
+        print(choice)
+    return load_pair(
+        args.pair,
+        draft=args.draft,
+        target=args.target,
+        random_weights=args.random_weights,
+        device=args.device,
+        draft_device=args.draft_device,
+        dtype=args.dtype,
+    )
 
 
 def encode(pair: Pair, prompt: Prompt, chat: bool = False) -> torch.Tensor:

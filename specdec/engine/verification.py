@@ -97,7 +97,8 @@ def distribution(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Return one token per row, (rows,), by inversion.
 
-    ``probabilities``: (rows, vocab). ``uniform``: (rows,) in [0, 1). Rows need not be normalised; a token of probability 0 is never drawn.
+    ``probabilities``: (rows, vocab), need not be normalised. ``uniform``: (rows,) in [0, 1). A token of probability 0
+    is never drawn.
     """
     wide = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
     cumulative = probabilities.cumsum(-1, dtype=wide)

@@ -1,0 +1,518 @@
+"""Phase 3: where a step's time goes, and how acceptance moves.
+
+Section 1 splits steps into draft, target, verify, sync and the rest; section 2 follows acceptance along the text and
+along the block; section 3 along temperature, under the study's exact match and under rejection sampling; section 4
+times single forwards by width, cache length and batch, beside the ceilings of the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from specdec import (
+    cli,
+    evidence,
+    figures,
+    predictions,
+    profile_figures,
+    profile_findings,
+    results,
+    run,
+    simulation,
+)
+from specdec.engine import device as devices
+from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
+from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
+from specdec.engine.drafting import ModelDraft
+from specdec.engine.engines import get_engine
+from specdec.engine.isolation import Shape, time_passes
+from specdec.engine.pair import Pair, encode, pair_from_flags
+from specdec.engine.timing import PhaseClock
+from specdec.engine.verification import Sampled
+from specdec.prompts import PROMPTS as EIGHT_PROMPTS
+from specdec.prompts import select_prompts
+
+# --- What people change; each has a flag of the same name ------------------------------------------------------------
+PAIR = "auto"  # qwen2 where CUDA works, else tiny
+DRAFT = None  # with TARGET: any other pair
+TARGET = None  # with DRAFT
+RANDOM_WEIGHTS = False  # sections 1 and 4 only: timing needs no trained weights
+DEVICE = "auto"  # CUDA where it works, else the CPU
+DRAFT_DEVICE = None  # where the target is
+DTYPE = "auto"  # float16 on CUDA, else float32
+THREADS = 0  # as many as torch takes
+SEED = 0  # of sampling and of random weights
+PROMPTS = tuple(prompt.name for prompt in EIGHT_PROMPTS)  # the study's eight
+PROMPT_FILE = None  # in place of the eight
+CHAT = False  # plain continuation, as in the study
+GAMMAS = (1, 2, 4, 8)  # draft tokens per step, as in the study
+SECTIONS = (1, 2, 3, 4)
+ENGINES = ("published", "fast")
+STEPS = 20  # full steps per engine and gamma in section 1, as in the study
+TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.5)  # of section 3, as in the study
+MAX_NEW_TOKENS = 64  # per run, as in the study
+RESULTS_DIR = "results"  # below the current folder; Phase 1's files there are used for the predictions
+PLOTS_DIR = "plots"
+QUICK = {
+    "PROMPTS": ("code_python", "creative_story"),
+    "STEPS": 5,
+    "TEMPERATURES": (0.0, 0.7, 1.5),
+    "MAX_NEW_TOKENS": 24,
+    "RESULTS_DIR": "results/quick",
+    "PLOTS_DIR": "plots/quick",
+}
+# --- What stays as it is ---------------------------------------------------------------------------------------------
+MATCH_GAMMA = 4  # draft tokens per step at which the study drew its temperature rates
+SAMPLING_SEEDS = 3  # runs per prompt and temperature
+INSTRUMENTATION_PAIRS = 3  # runs with and without the clock, per engine
+ISOLATED_REPETITIONS = 50  # single-token passes per engine and model, as in the study
+SHAPE_REPETITIONS = 10  # passes of every other shape
+QUICK_REPETITIONS = 5  # of either, with --quick
+WIDTHS = tuple(range(1, 10))  # tokens per target forward: up to gamma 8 and one more
+CACHE_LENGTHS = (64, 256, 1024, 4096)  # tokens held, as far as the model allows
+BATCHES = (1, 2, 4, 8, 16)  # requests per forward
+RANDOM_PROMPT_TOKENS = 48  # of a made-up prompt with random weights; about what the eight have
+# ---------------------------------------------------------------------------------------------------------------------
+
+PHASE = "phase3"
+FLAGS = {
+    **cli.PAIR_FLAGS,
+    **cli.PROMPT_FLAGS,
+    "SECTIONS": cli.Flag(cli.several(cli.integer(1, 4)), "sections to run, comma-separated"),
+    "ENGINES": cli.Flag(cli.several(cli.choice("published", "fast")), "engines to run, comma-separated"),
+    "STEPS": cli.Flag(cli.integer(1), "full steps per engine and gamma in section 1"),
+    "TEMPERATURES": cli.Flag(cli.several(cli.number(0.0)), "temperatures of section 3, comma-separated"),
+    "MAX_NEW_TOKENS": cli.Flag(cli.integer(2), "new tokens per run"),
+    **cli.FOLDER_FLAGS,
+}
+TABLES = (results.BREAKDOWN, results.BY_POSITION, results.BY_TEMPERATURE, results.ISOLATED, results.VERIFY_COST)
+NOT_COMPARED_ON_RESUME = ("results_dir", "plots_dir", "resume", "quick", "sections")
+
+
+@dataclass
+class Profile:
+    """One run of this phase: the pair, the encoded prompts, the flags, and the folder that takes the tables."""
+
+    pair: Pair
+    inputs: dict[str, torch.Tensor]
+    args: Namespace
+    folder: Path
+    bar: tqdm
+
+    def unit(self, table: results.Table, measure: Callable[[], list[dict]], **key: object) -> None:
+        """Measure the rows of ``table`` that belong to ``key``, unless they are there already, and store them whole."""
+        self.bar.set_description(f"{table.file}: " + " ".join(map(str, key.values())))
+        rows = _stored(self.folder, table)
+        if rows.empty or not np.logical_and.reduce([rows[name] == value for name, value in key.items()]).any():
+            new = pd.DataFrame([key | row for row in measure()], columns=list(table.columns))
+            results.write_table(self.folder, table, new if rows.empty else pd.concat([rows, new]))
+        self.bar.update()
+
+
+def _stored(folder: Path, table: results.Table) -> pd.DataFrame:
+    if not (folder / table.file).exists():
+        return pd.DataFrame(columns=list(table.columns))
+    return results.read_table(folder, table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run Phase 3 and return its exit code."""
+    return cli.run(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int:
+    args = cli.parse(argv, __doc__, FLAGS, globals(), QUICK, resumable=True)
+    prompts = select_prompts(args.prompts, args.prompt_file)
+    folder = Path(args.results_dir)
+    run.check_free(folder)
+    pair = pair_from_flags(args)
+    inputs = _inputs(pair, prompts, args)
+    for input_ids in inputs.values():
+        check_request([pair.draft, pair.target], input_ids, args.max_new_tokens)
+    with run.lock(folder), tqdm(disable=None, unit="part", total=_parts(args, pair, len(inputs))) as bar:
+        _profile(Profile(pair, inputs, args, folder, bar), argv)
+    return cli.EXIT_OK
+
+
+def _inputs(pair: Pair, prompts: list, args: Namespace) -> dict[str, torch.Tensor]:
+    """Return each prompt's ids, (1, n); with random weights one made-up prompt, since there is no tokenizer."""
+    if pair.tokenizer is not None:
+        return {prompt.name: encode(pair, prompt, args.chat) for prompt in prompts}
+    generator = torch.Generator().manual_seed(args.seed)
+    shape = (1, RANDOM_PROMPT_TOKENS)
+    return {"random_tokens": torch.randint(pair.target.usable_vocab, shape, generator=generator)}
+
+
+def _parts(args: Namespace, pair: Pair, prompts: int) -> int:
+    by_section = {1: len(args.engines) * (len(args.gammas) + 1), 2: prompts, 3: prompts, 4: 4 * len(args.engines)}
+    return sum(by_section[section] for section in args.sections if pair.tokenizer is not None or section in (1, 4))
+
+
+def _profile(profile: Profile, argv: list[str] | None) -> None:
+    manifest = _open_run(profile, argv)
+    device = profile.pair.target.device
+    print(f"pair    {profile.pair.label}")
+    ceilings = _ceilings(profile.pair)
+    manifest.write(device=devices.describe(device), ceilings=ceilings)
+    skipped = []
+    for section in profile.args.sections:
+        if profile.pair.tokenizer is None and section in (2, 3):
+            skipped.append(section)
+            tqdm.write(f"\nSection {section} is skipped: untrained models accept tokens by chance alone.")
+        elif section == 4:
+            section4_isolated_timing(profile, ceilings)
+        else:
+            {1: section1_time_breakdown, 2: section2_position, 3: section3_temperature}[section](profile)
+    profile.bar.close()
+    manifest.complete(device_after=devices.describe(device), skipped_sections=skipped)
+    _predict(profile)
+    plots = _draw(profile)
+    print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(plots)}")
+
+
+def _open_run(profile: Profile, argv: list[str] | None) -> run.Manifest:
+    """Begin a new run, moving an earlier one's files away, or take up the one in the folder."""
+    args = profile.args
+    constants = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED_ON_RESUME}
+    entries = run.run_entries(argv, constants) | {"pair": profile.pair.manifest_entry()}
+    return run.open_run(profile.folder, PHASE, [table.file for table in TABLES], entries, args.resume)
+
+
+def _say(lines: list[str]) -> None:
+    tqdm.write("\n".join(lines))
+
+
+def _ceilings(pair: Pair) -> dict:
+    """Return each model's bytes, read bandwidth and arithmetic peak: what a forward can't be faster than."""
+    entry = {}
+    for who, model, facts in (("draft", pair.draft, pair.draft_facts), ("target", pair.target, pair.target_facts)):
+        size = min(facts.bytes_per_token, devices.LARGE_BUFFER_BYTES)
+        entry[who] = {
+            "bytes_per_token": facts.bytes_per_token,
+            "weights": facts.bytes_per_token // model.dtype.itemsize,
+            "bandwidth_bytes_per_s": devices.read_bandwidth(model.device, size),
+            "peak_operations_per_s": devices.compute_peak(model.device, model.dtype),
+        }
+        entry[who]["ceiling_ms"] = facts.bytes_per_token / entry[who]["bandwidth_bytes_per_s"] * 1e3
+    return entry
+
+
+# --- Section 1: where a step's time goes -----------------------------------------------------------------------------
+
+
+def section1_time_breakdown(profile: Profile) -> None:
+    """Split full steps into phases, at gamma 0 (plain decoding) and at each gamma, for each engine."""
+    for engine in profile.args.engines:
+        for gamma in (0, *profile.args.gammas):
+            profile.unit(
+                results.BREAKDOWN, lambda e=engine, g=gamma: _breakdown(profile, e, g), engine=engine, gamma=gamma
+            )
+    _say(profile_findings.show_breakdown(_stored(profile.folder, results.BREAKDOWN)))
+    for engine in profile.args.engines:
+        cost = _instrumentation_cost(profile, engine)
+        tqdm.write(f"  {engine}: runs with the clock took {cost:+.1%} of those without (median of pairs)")
+
+
+def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
+    """Return the phases of STEPS full steps, over as many prompts as it takes; the first run only warms up."""
+    catch_up_ms = _catch_up_ms(profile, engine) if gamma else 0.0
+    names = list(profile.inputs)
+    _clocked(profile, engine, gamma, names[0])
+    rows: list[dict] = []
+    for attempt in range(profile.args.steps * len(names)):  # each run gives at least one step
+        name = names[attempt % len(names)]
+        for row in _full_steps(_clocked(profile, engine, gamma, name), gamma, catch_up_ms, engine):
+            rows.append({"step": len(rows), "prompt": name} | row)
+            if len(rows) == profile.args.steps:
+                return rows
+    return rows
+
+
+def _clocked(profile: Profile, engine: str, gamma: int, name: str, clock: PhaseClock | None = None) -> Generation:
+    pair, args = profile.pair, profile.args
+    return speculative_generate(
+        pair.draft,
+        pair.target,
+        profile.inputs[name],
+        args.max_new_tokens,
+        gamma,
+        engine=engine,
+        clock=clock or PhaseClock(),
+    )
+
+
+def _full_steps(generation: Generation, gamma: int, catch_up_ms: float, engine: str) -> list[dict]:
+    """Return the phases, in ms, of the steps that proposed ``gamma`` tokens and were not the last."""
+    rows, behind = [], False
+    for seconds, proposed, accepted in zip(
+        generation.step_seconds[:-1], generation.proposed, generation.accepted, strict=False
+    ):
+        ms = {name: value * 1e3 for name, value in seconds.items()}
+        catch_up = min(catch_up_ms, ms["draft"]) if behind else 0.0
+        row = {f"{name}_ms": ms.get(name, 0.0) for name in ("target", "sync", "verify", "other", "step")}
+        row |= {"draft_ms": ms["draft"] - catch_up, "catchup_ms": catch_up}
+        if proposed == gamma:
+            rows.append(row | {"proposed": proposed, "accepted": accepted})
+        behind = engine == "fast" and accepted == proposed
+    return rows
+
+
+def _catch_up_ms(profile: Profile, engine: str) -> float:
+    """Return what a draft pass over two tokens takes longer than over one, which is what catching up adds."""
+    repetitions = _repetitions(profile, ISOLATED_REPETITIONS)
+    one, two = (
+        float(np.median(time_passes(profile.pair.draft, engine, Shape(tokens), repetitions))) for tokens in (1, 2)
+    )
+    return max(two - one, 0.0) * 1e3
+
+
+def _instrumentation_cost(profile: Profile, engine: str) -> float:
+    """Return how much longer runs take with the clock: the median over pairs, in turn, less one."""
+    name, gamma = next(iter(profile.inputs)), max(profile.args.gammas)
+    ratios = []
+    for _ in range(INSTRUMENTATION_PAIRS):
+        clocked = _clocked(profile, engine, gamma, name)
+        pair, args = profile.pair, profile.args
+        plain = speculative_generate(
+            pair.draft, pair.target, profile.inputs[name], args.max_new_tokens, gamma, engine=engine
+        )
+        ratios.append(clocked.wall_time / plain.wall_time)
+    return float(np.median(ratios)) - 1
+
+
+def _repetitions(profile: Profile, usual: int) -> int:
+    return QUICK_REPETITIONS if profile.args.quick else usual
+
+
+# --- Section 2: acceptance along the text and along the block --------------------------------------------------------
+
+
+def section2_position(profile: Profile) -> None:
+    """Follow acceptance along each prompt's greedy text: every step that each gamma takes over it."""
+    for name in profile.inputs:
+        profile.unit(results.BY_POSITION, lambda n=name: _steps_by_position(profile, n), prompt=name)
+    _say(profile_findings.show_position(_stored(profile.folder, results.BY_POSITION)))
+
+
+def _steps_by_position(profile: Profile, name: str) -> list[dict]:
+    """Replay the prompt's agreement trace at each gamma, which for greedy decoding is what a run does."""
+    tokens, logits = _greedy_text(profile, name)
+    agrees = logits.match(0).numpy().astype(bool)
+    rows = []
+    for gamma in profile.args.gammas:
+        history = simulation.replay(agrees, gamma, profile.inputs[name].shape[1], len(tokens))
+        position = 1
+        for step, (proposed, accepted) in enumerate(zip(history.proposed, history.accepted, strict=True)):
+            counts = {"proposed": proposed, "accepted": accepted}
+            rate = accepted / proposed if proposed else None
+            rows.append({"gamma": gamma, "step": step, "position": position, **counts, "acceptance_rate": rate})
+            position += accepted + 1
+    return rows
+
+
+def _greedy_text(profile: Profile, name: str) -> tuple[list[int], PairLogits]:
+    """Return the target's greedy text and both models' logits along it."""
+    input_ids = profile.inputs[name]
+    engine = profile.args.engines[0]
+    tokens = autoregressive_generate(profile.pair.target, input_ids, profile.args.max_new_tokens, engine=engine).tokens
+    return tokens, pair_logits(profile.pair, input_ids, tokens)
+
+
+# --- Section 3: acceptance along temperature -------------------------------------------------------------------------
+
+
+def section3_temperature(profile: Profile) -> None:
+    """Compare exact match, overlap and rejection sampling at each temperature, prompt by prompt."""
+    for name in profile.inputs:
+        profile.unit(results.BY_TEMPERATURE, lambda n=name: _by_temperature(profile, n), prompt=name)
+    _say(profile_findings.show_temperature(_stored(profile.folder, results.BY_TEMPERATURE)))
+
+
+def _by_temperature(profile: Profile, name: str) -> list[dict]:
+    tokens, logits = _greedy_text(profile, name)
+    logits = PairLogits(logits.draft[1:], logits.target[1:])  # the first token is the prefill's and never proposed
+    greedy = logits.match(0).mean().item()
+    rows = []
+    for temperature in profile.args.temperatures:
+        match = logits.match(temperature).mean().item()
+        rows.append(
+            {
+                "temperature": temperature,
+                "gamma": MATCH_GAMMA,
+                "positions": len(tokens) - 1,
+                "alpha_match": match,
+                "match_rate": _match_rate(profile, name, temperature),
+                "alpha_overlap": logits.overlap(temperature).mean().item(),
+                "relative_to_greedy": match / greedy if greedy else None,
+                **_sampled(profile, name, temperature),
+            }
+        )
+    return rows
+
+
+def _generator(profile: Profile, name: str, temperature: float, seed: int) -> torch.Generator:
+    """Return a generator of its own for each draw, so that no result depends on which others were run."""
+    key = [profile.args.seed, seed, list(profile.inputs).index(name), int(temperature * 1e6)]
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
+
+
+def _match_rate(profile: Profile, name: str, temperature: float) -> float | None:
+    """Return the acceptance rate of drawn draft tokens under greedy verification: the study's experiment."""
+    pair, engine = profile.pair, profile.args.engines[-1]
+    rule = Sampled(temperature, _generator(profile, name, temperature, seed=0)) if temperature else None
+    draft = ModelDraft(pair.draft, get_engine(engine), rule)
+    tokens = profile.args.max_new_tokens
+    return speculative_generate(
+        draft, pair.target, profile.inputs[name], tokens, MATCH_GAMMA, engine=engine
+    ).acceptance_rate
+
+
+def _sampled(profile: Profile, name: str, temperature: float) -> dict:
+    """Return rejection sampling's alpha with its 95 % interval, and what the overlap expects at the tokens it tried."""
+    pair, engine, input_ids = profile.pair, profile.args.engines[-1], profile.inputs[name]
+    accepted, overlaps = [], []
+    for seed in range(1, 1 + (SAMPLING_SEEDS if temperature else 1)):  # greedy runs are all the same
+        generation = speculative_generate(
+            pair.draft,
+            pair.target,
+            input_ids,
+            profile.args.max_new_tokens,
+            MATCH_GAMMA,
+            engine=engine,
+            temperature=temperature,
+            generator=_generator(profile, name, temperature, seed),
+        )
+        places, taken = tried_positions(generation)
+        overlap = pair_logits(pair, input_ids, generation.tokens).overlap(temperature)
+        accepted += taken
+        overlaps += overlap[places].tolist()
+    return profile_findings.sampled_alpha(np.array(accepted), np.array(overlaps))
+
+
+# --- Section 4: single forwards --------------------------------------------------------------------------------------
+
+
+def section4_isolated_timing(profile: Profile, ceilings: dict) -> None:
+    """Time single forwards: one token many times over, then by width, cache length and batch."""
+    models = {"draft": profile.pair.draft, "target": profile.pair.target}
+    for engine in profile.args.engines:
+        for name, model in models.items():
+            profile.unit(
+                results.ISOLATED, lambda m=model, e=engine: _isolated(profile, m, e), engine=engine, model=name
+            )
+        for name, model in models.items():
+            profile.unit(
+                results.VERIFY_COST,
+                lambda n=name, m=model, e=engine: _by_shape(profile, m, e, ceilings[n]),
+                engine=engine,
+                model=name,
+            )
+    _say(profile_findings.show_isolated(_stored(profile.folder, results.ISOLATED), ceilings))
+    _say(profile_findings.show_shapes(_stored(profile.folder, results.VERIFY_COST)))
+
+
+def _isolated(profile: Profile, model: torch.nn.Module, engine: str) -> list[dict]:
+    shape = Shape()
+    times = time_passes(model, engine, shape, _repetitions(profile, ISOLATED_REPETITIONS))
+    return [
+        {"repetition": repetition, "cache_length": shape.cache_length, "ms": seconds * 1e3}
+        for repetition, seconds in enumerate(times)
+    ]
+
+
+def _by_shape(profile: Profile, model: torch.nn.Module, engine: str, ceiling: dict) -> list[dict]:
+    """Return the median time of each shape beside the ratio to one token that was measured and that ceilings allow."""
+    one: dict[tuple[int, int], float] = {}
+    rows = []
+    for shape in _shapes(model):
+        times = time_passes(model, engine, shape, _repetitions(profile, SHAPE_REPETITIONS))
+        ms = float(np.median(times)) * 1e3
+        held = (shape.cache_length, shape.batch)
+        one.setdefault(held, ms)  # the first shape at each is one token
+        roofline = devices.roofline_verify_ratio(
+            shape.tokens,
+            ceiling["bytes_per_token"],
+            ceiling["weights"] * shape.batch,
+            ceiling["bandwidth_bytes_per_s"],
+            ceiling["peak_operations_per_s"],
+        )
+        rows.append(
+            {
+                "tokens": shape.tokens,
+                "cache_length": shape.cache_length,
+                "batch": shape.batch,
+                "ms": ms,
+                "spread": float(np.subtract(*np.percentile(times, [75, 25])) / np.median(times)),
+                "verify_ratio": ms / one[held],
+                "roofline_ratio": roofline,
+            }
+        )
+    return rows
+
+
+def _shapes(model: torch.nn.Module) -> list[Shape]:
+    limit = getattr(model.config, "max_position_embeddings", None) or max(CACHE_LENGTHS)
+    widths = [Shape(tokens) for tokens in WIDTHS]
+    lengths = [Shape(tokens, length) for length in CACHE_LENGTHS[1:] if length + 5 <= limit for tokens in (1, 5)]
+    batches = [Shape(tokens, batch=batch) for batch in BATCHES[1:] for tokens in (1, 5)]
+    return widths + lengths + batches
+
+
+# --- What follows from the tables ------------------------------------------------------------------------------------
+
+
+def _predict(profile: Profile) -> None:
+    """Complete Phase 1's predictions with this phase's costs, and say how good each model is."""
+    phase1 = run.read_manifest(profile.folder, "phase1")
+    if phase1 is None:
+        print(f"\nNo predictions: there is no Phase 1 run in {profile.folder}; speculative_decoding.py makes one.")
+        return
+    if changed := run.differences(phase1, {"pair": profile.pair.manifest_entry()}):
+        print(
+            f"\nNo predictions: the Phase 1 run in {profile.folder} is of another pair, device or dtype ({changed[0]})"
+        )
+        return
+    costs = profile_findings.step_costs(
+        _stored(profile.folder, results.BREAKDOWN), _stored(profile.folder, results.VERIFY_COST)
+    )
+    if not costs:
+        print("\nNo predictions: they need sections 1 and 4.")
+        return
+    facts = evidence.read_run(profile.folder)
+    runs = results.read_table(profile.folder, results.RUNS)
+    rows = predictions.predict_from_profile(facts.summary, runs, facts.traces, costs)
+    results.write_table(profile.folder, results.PREDICTIONS, rows)
+    print(f"\nPredictions against Phase 1's decode speedups, costs and acceptance from elsewhere; {profile.pair.label}")
+    for line in profile_findings.show_predictions(rows):
+        print(line)
+
+
+def _draw(profile: Profile) -> list[str]:
+    """Draw every plot whose tables are there; returns their names."""
+    folder, label = profile.folder, profile.pair.label
+    breakdown, position, temperature, isolated = (_stored(folder, table) for table in TABLES[:4])
+    plots: dict[str, Callable[[], Figure]] = {}
+    if len(breakdown):
+        plots["time_breakdown"] = lambda: profile_figures.plot_time_breakdown(breakdown, label)
+        plots["phase_distribution"] = lambda: profile_figures.plot_phase_distribution(breakdown, label)
+    if len(position):
+        plots["alpha_vs_position"] = lambda: profile_figures.plot_alpha_vs_position(position, label)
+    if len(temperature):
+        plots["alpha_vs_temperature"] = lambda: profile_figures.plot_alpha_vs_temperature(temperature, label)
+    if len(isolated):
+        plots["timing_analysis"] = lambda: profile_figures.plot_timing_analysis(isolated, breakdown, label)
+    return [figures.save(plot(), Path(profile.args.plots_dir), name).name for name, plot in plots.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

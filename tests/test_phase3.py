@@ -1,0 +1,259 @@
+"""Phase 3 from its command line, and acceptance as it measures it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import make_model
+
+import phase3_profiling
+import speculative_decoding
+from specdec import results, run
+from specdec.engine import pair as pair_module
+from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
+from specdec.engine.decoding import Generation, autoregressive_generate, speculative_generate
+from specdec.engine.isolation import Shape, time_passes
+from specdec.engine.verification import distribution
+from specdec.prompts import PROMPTS
+
+SMALL = ["--device", "cpu", "--threads", "1", "--prompts", "code_python,creative_story", "--gammas", "1,4"]
+SMALL += ["--steps", "6", "--max-new-tokens", "20", "--temperatures", "0,0.7", "--quick"]
+
+
+def read(folder, table: results.Table) -> pd.DataFrame:
+    return results.read_table(folder, table)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory, tiny_pair):
+    """The folder of a small run of Phases 1 and 3 on the embedded pair; its plots lie in ``plots`` below."""
+    folder = tmp_path_factory.mktemp("profiled")
+    flags = ["--pair", "tiny", *SMALL[:6], *SMALL[6:8], "--results-dir", str(folder)]
+    assert speculative_decoding.main([*flags, "--repeats", "1", "--max-new-tokens", "20"]) == 0
+    assert (
+        phase3_profiling.main(
+            ["--pair", "tiny", *SMALL, "--results-dir", str(folder), "--plots-dir", str(folder / "plots")]
+        )
+        == 0
+    )
+    return folder
+
+
+def test_every_engine_and_gamma_gets_its_steps_and_phases_add_up(profiled):
+    rows = read(profiled, results.BREAKDOWN)
+    assert rows.groupby(["engine", "gamma"]).size().tolist() == [6] * 6
+    phases = rows[["draft_ms", "catchup_ms", "target_ms", "verify_ms", "sync_ms", "other_ms"]]
+    assert np.allclose(phases.sum(axis=1), rows.step_ms, atol=1e-3)
+    assert (rows.proposed == rows.gamma).all()
+    assert (phases >= -1e-6).all(axis=None)
+
+
+def test_only_published_reforwards_and_only_fast_catches_up(profiled):
+    rows = read(profiled, results.BREAKDOWN).set_index("engine")
+    speculative = rows[rows.gamma > 0]
+    published, fast = speculative.loc["published"], speculative.loc["fast"]
+    assert (published.sync_ms > 0.2 * published.draft_ms / published.proposed.astype(float)).all()
+    assert (published.catchup_ms == 0).all()
+    assert (fast.sync_ms < 0.2 * fast.draft_ms / fast.proposed.astype(float)).mean() > 0.9
+
+
+def test_acceptance_by_position_is_what_phase_one_did(profiled):
+    steps = read(profiled, results.STEPS)
+    steps = steps[steps.engine == "fast"]
+    rows = read(profiled, results.BY_POSITION)
+    for (prompt, gamma), group in rows.groupby(["prompt", "gamma"]):
+        ran = steps[(steps["prompt"] == prompt) & (steps.gamma == gamma)]
+        assert group.proposed.tolist() == ran.proposed.tolist()
+        assert group.accepted.tolist() == ran.accepted.tolist()
+        assert group.position.tolist() == [1, *np.cumsum(ran.accepted.to_numpy(dtype=int) + 1)[:-1] + 1]
+
+
+def test_at_temperature_zero_all_measures_are_the_greedy_agreement(profiled):
+    rows = read(profiled, results.BY_TEMPERATURE)
+    trace = read(profiled, results.TRACE)
+    agreement = trace[trace.position > 0].groupby("prompt").agrees.mean()
+    cold = rows[rows.temperature == 0].set_index("prompt")
+    for name in cold.index:
+        assert cold.alpha_match[name] == pytest.approx(agreement[name])
+        assert cold.alpha_overlap[name] == pytest.approx(agreement[name])
+        assert cold.relative_to_greedy[name] == 1.0
+        assert cold.expected[name] == cold.accepted[name]
+
+
+def test_a_hot_draft_matches_less_but_rejection_sampling_accepts_more(profiled):
+    rows = read(profiled, results.BY_TEMPERATURE)
+    hot, cold = rows[rows.temperature == 0.7], rows[rows.temperature == 0]
+    assert hot.alpha_match.mean() < cold.alpha_match.mean()
+    assert (hot.alpha_overlap > hot.alpha_match).all()
+    assert ((hot.low < hot.alpha_sampled) & (hot.alpha_sampled < hot.high)).all()
+
+
+def test_single_forwards_are_stored_one_by_one_and_shapes_beside_their_roofline(profiled):
+    isolated, shapes = read(profiled, results.ISOLATED), read(profiled, results.VERIFY_COST)
+    assert isolated.groupby(["engine", "model"]).size().tolist() == [phase3_profiling.QUICK_REPETITIONS] * 4
+    one = shapes[(shapes.tokens == 1)]
+    assert (one.verify_ratio == 1).all()
+    assert (one.roofline_ratio == 1).all()
+    assert (shapes.roofline_ratio >= 1).all()
+    widths = shapes[(shapes.batch == 1) & (shapes.cache_length == 64) & (shapes.model == "target")]
+    assert widths.groupby("engine").tokens.apply(list).tolist() == [list(range(1, 10))] * 2
+    assert shapes.cache_length.max() == 1024, "4096 is beyond what the model allows"
+
+
+def test_predictions_are_completed_and_plots_drawn(profiled):
+    rows = read(profiled, results.PREDICTIONS)
+    assert len(rows) == 2 * 2 * 2
+    assert rows[["measured", "leviathan_rate", "leviathan_alpha", "corrected", "full", "replay"]].notna().all(axis=None)
+    names = {path.stem for path in (profiled / "plots").iterdir()}
+    assert names == {
+        "time_breakdown",
+        "phase_distribution",
+        "alpha_vs_position",
+        "alpha_vs_temperature",
+        "timing_analysis",
+    }
+    manifest = run.read_manifest(profiled, "phase3")
+    assert manifest["status"] == "complete"
+    assert manifest["ceilings"]["target"]["ceiling_ms"] > 0
+
+
+def test_resume_measures_only_what_is_missing(profiled, tmp_path, monkeypatch):
+    for table in (results.BREAKDOWN, results.ISOLATED, results.VERIFY_COST):
+        (tmp_path / table.file).write_text((profiled / table.file).read_text())
+    (tmp_path / "manifest_phase3.json").write_text((profiled / "manifest_phase3.json").read_text())
+    rows = read(tmp_path, results.BREAKDOWN)
+    results.write_table(tmp_path, results.BREAKDOWN, rows[~((rows.engine == "fast") & (rows.gamma == 4))])
+    measured = []
+    original = phase3_profiling._breakdown
+    monkeypatch.setattr(
+        phase3_profiling,
+        "_breakdown",
+        lambda profile, engine, gamma: measured.append((engine, gamma)) or original(profile, engine, gamma),
+    )
+    monkeypatch.setattr(phase3_profiling, "_isolated", lambda *args: pytest.fail("measured again"))
+    monkeypatch.setattr(phase3_profiling, "_by_shape", lambda *args: pytest.fail("measured again"))
+    flags = ["--pair", "tiny", *SMALL, "--sections", "1,4", "--resume", "--results-dir", str(tmp_path)]
+    assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 0
+    assert measured == [("fast", 4)]
+    assert len(read(tmp_path, results.BREAKDOWN)) == len(rows)
+
+
+def test_random_weights_run_the_timing_sections_and_say_why_others_are_skipped(tmp_path, monkeypatch, capsys):
+    small = {name: make_model(layers=1, hidden=32, seed=0).config for name in pair_module.SHIPPED_CONFIGS}
+    monkeypatch.setattr(pair_module, "SHIPPED_CONFIGS", small)
+    flags = ["--pair", "qwen2", "--random-weights", *SMALL, "--results-dir", str(tmp_path)]
+    assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 0
+    shown = capsys.readouterr().out
+    assert "Section 2 is skipped" in shown
+    assert "Section 3 is skipped" in shown
+    assert "random weights" in shown
+    assert "No predictions" in shown
+    assert {path.name for path in tmp_path.glob("*.csv")} == {
+        "time_breakdown.csv",
+        "timing_isolation.csv",
+        "verify_cost.csv",
+    }
+
+
+def test_predictions_from_another_pairs_run_are_refused(profiled, pair_folders, tmp_path, capsys):
+    for name in ("manifest_phase1.json", results.RUNS.file):
+        (tmp_path / name).write_text((profiled / name).read_text())
+    draft, target = pair_folders
+    flags = ["--draft", str(draft), "--target", str(target), *SMALL, "--sections", "2", "--results-dir", str(tmp_path)]
+    assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 0
+    shown = capsys.readouterr().out
+    assert "is of another pair, device or dtype" in shown
+    assert "tiny" in shown
+    assert not (tmp_path / results.PREDICTIONS.file).exists()
+
+
+@pytest.mark.parametrize(
+    "flag, value, message",
+    [
+        ("--sections", "5", "5 is not a whole number from 1 to 4"),
+        ("--temperatures", "-1", "'-1' is not a number >= 0"),
+        ("--temperatures", "nan", "'nan' is not a number >= 0"),
+        ("--steps", "0", "0 is not a whole number >= 1"),
+        ("--prompts", "nobody", "unknown prompt 'nobody'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, flag, value, message):
+    assert phase3_profiling.main(["--pair", "tiny", flag, value, "--results-dir", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+# --- Acceptance along a text -----------------------------------------------------------------------------------------
+
+
+def test_match_and_overlap_follow_their_definitions():
+    draft = torch.log(torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]))
+    target = torch.log(torch.tensor([[0.2, 0.7, 0.1], [0.3, 0.2, 0.5]]))
+    logits = PairLogits(draft, target)
+    assert logits.match(1.0).tolist() == pytest.approx([0.3, 0.8])
+    assert logits.overlap(1.0).tolist() == pytest.approx([0.2 + 0.3 + 0.1, 0.1 + 0.1 + 0.5])
+    assert logits.match(0).tolist() == logits.overlap(0).tolist() == [0.0, 1.0]
+    p, q = distribution(target, 2.0), distribution(draft, 2.0)
+    assert torch.allclose(logits.overlap(2.0), torch.minimum(p, q).sum(-1))
+
+
+def test_tried_positions_are_the_accepted_ones_and_the_first_rejected():
+    generation = Generation(tokens=list(range(9)), proposed=[3, 3, 0, 1], accepted=[1, 3, 0, 0])
+    places, accepted = tried_positions(generation)
+    assert places == [1, 2, 3, 4, 5, 8]
+    assert accepted == [True, False, True, True, True, False]
+
+
+def test_teacher_forced_logits_choose_the_greedy_text(tiny_pair):
+    input_ids = tiny_pair.tokenizer(PROMPTS[3].text, return_tensors="pt").input_ids
+    tokens = autoregressive_generate(tiny_pair.target, input_ids, 24).tokens
+    assert pair_logits(tiny_pair, input_ids, tokens).target.argmax(-1).tolist() == tokens
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.5])
+def test_rejection_sampling_accepts_as_often_as_the_distributions_overlap(tiny_pair, temperature):
+    accepted, expected, variance = 0, 0.0, 0.0
+    for place, prompt in enumerate(PROMPTS):
+        input_ids = tiny_pair.tokenizer(prompt.text, return_tensors="pt").input_ids
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(100 * place + seed)
+            generation = speculative_generate(
+                tiny_pair.draft,
+                tiny_pair.target,
+                input_ids,
+                32,
+                4,
+                engine="fast",
+                temperature=temperature,
+                generator=generator,
+            )
+            places, taken = tried_positions(generation)
+            overlap = pair_logits(tiny_pair, input_ids, generation.tokens).overlap(temperature)[places]
+            accepted += sum(taken)
+            expected += overlap.sum().item()
+            variance += (overlap * (1 - overlap)).sum().item()
+    assert abs(accepted - expected) / variance**0.5 < 4  # a sound program fails with probability 6e-5
+
+
+# --- Single forwards -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["published", "fast"])
+def test_isolated_passes_have_the_shape_asked_for_and_start_from_the_same_cache(target, engine, monkeypatch):
+    seen = []
+    original = type(target).forward
+
+    def watched(self, token_ids, mask, positions, cache, **kwargs):
+        seen.append((*token_ids.shape, cache.get_seq_length()))
+        return original(self, token_ids, mask, positions, cache, **kwargs)
+
+    monkeypatch.setattr(type(target), "forward", watched)
+    times = time_passes(target, engine, Shape(tokens=3, cache_length=10, batch=2), repetitions=4)
+    assert len(times) == 4
+    assert all(seconds > 0 for seconds in times)
+    assert seen[0] == (2, 10, 0)
+    assert set(seen[1:]) == {(2, 3, 10)}

@@ -181,9 +181,10 @@ def test_a_draft_slower_than_its_target_gets_a_title_and_a_line_of_its_own():
     assert figure.axes[0].get_xlim()[0] < 0.6
 
 
+@pytest.mark.parametrize("cost_ratios", [{}, {"published": 3.4}])
 @pytest.mark.parametrize("name", ["analytical_curves", "min_alpha_needed"])
-def test_a_pair_without_alpha_or_cost_ratio_still_gets_its_curves(name, tmp_path):
-    figure = make(name, alphas=pd.Series(dtype=float), cost_ratios={})
+def test_a_pair_without_alpha_or_cost_ratio_still_gets_its_curves(name, cost_ratios, tmp_path):
+    figure = make(name, alphas=pd.Series(dtype=float), cost_ratios=cost_ratios)
     assert "nan" not in title(figure)
     figures.save(figure, tmp_path, name)
 

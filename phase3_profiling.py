@@ -35,7 +35,7 @@ from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
 from specdec.engine.drafting import ModelDraft
 from specdec.engine.engines import get_engine
-from specdec.engine.isolation import Shape, time_passes
+from specdec.engine.isolation import Held, time_passes
 from specdec.engine.pair import Pair, encode, pair_from_flags
 from specdec.engine.timing import PhaseClock
 from specdec.engine.verification import Sampled
@@ -79,6 +79,7 @@ ISOLATED_REPETITIONS = 50  # single-token passes per engine and model, as in the
 SHAPE_REPETITIONS = 10  # passes of every other shape
 QUICK_REPETITIONS = 5  # of either, with --quick
 WIDTHS = tuple(range(1, 10))  # tokens per target forward: up to gamma 8 and one more
+FEW_WIDTHS = (1, 5)  # at longer caches and larger batches: a token, and a step at gamma 4
 CACHE_LENGTHS = (64, 256, 1024, 4096)  # tokens held, as far as the model allows
 BATCHES = (1, 2, 4, 8, 16)  # requests per forward
 RANDOM_PROMPT_TOKENS = 48  # of a made-up prompt with random weights; about what the eight have
@@ -270,10 +271,8 @@ def _full_steps(generation: Generation, gamma: int, catch_up_ms: float, engine: 
 def _catch_up_ms(profile: Profile, engine: str) -> float:
     """Return what a draft pass over two tokens takes longer than over one, which is what catching up adds."""
     repetitions = _repetitions(profile, ISOLATED_REPETITIONS)
-    one, two = (
-        float(np.median(time_passes(profile.pair.draft, engine, Shape(tokens), repetitions))) for tokens in (1, 2)
-    )
-    return max(two - one, 0.0) * 1e3
+    times = time_passes(profile.pair.draft, engine, (1, 2), repetitions)
+    return max(float(np.median(times[2]) - np.median(times[1])), 0.0) * 1e3
 
 
 def _instrumentation_cost(profile: Profile, engine: str) -> float:
@@ -422,50 +421,52 @@ def section4_isolated_timing(profile: Profile, ceilings: dict) -> None:
 
 
 def _isolated(profile: Profile, model: torch.nn.Module, engine: str) -> list[dict]:
-    shape = Shape()
-    times = time_passes(model, engine, shape, _repetitions(profile, ISOLATED_REPETITIONS))
+    held = Held()
+    times = time_passes(model, engine, (1,), _repetitions(profile, ISOLATED_REPETITIONS), held)[1]
     return [
-        {"repetition": repetition, "cache_length": shape.cache_length, "ms": seconds * 1e3}
+        {"repetition": repetition, "cache_length": held.cache_length, "ms": seconds * 1e3}
         for repetition, seconds in enumerate(times)
     ]
 
 
 def _by_shape(profile: Profile, model: torch.nn.Module, engine: str, ceiling: dict) -> list[dict]:
-    """Return the median time of each shape beside the ratio to one token that was measured and that ceilings allow."""
-    one: dict[tuple[int, int], float] = {}
+    """Return each shape's median time, and its ratio to one token as measured and as the ceilings allow."""
     rows = []
-    for shape in _shapes(model):
-        times = time_passes(model, engine, shape, _repetitions(profile, SHAPE_REPETITIONS))
-        ms = float(np.median(times)) * 1e3
-        held = (shape.cache_length, shape.batch)
-        one.setdefault(held, ms)  # the first shape at each is one token
-        roofline = devices.roofline_verify_ratio(
-            shape.tokens,
-            ceiling["bytes_per_token"],
-            ceiling["weights"] * shape.batch,
-            ceiling["bandwidth_bytes_per_s"],
-            ceiling["peak_operations_per_s"],
-        )
-        rows.append(
-            {
-                "tokens": shape.tokens,
-                "cache_length": shape.cache_length,
-                "batch": shape.batch,
-                "ms": ms,
-                "spread": float(np.subtract(*np.percentile(times, [75, 25])) / np.median(times)),
-                "verify_ratio": ms / one[held],
-                "roofline_ratio": roofline,
-            }
-        )
+    for held, widths in _shapes(model):
+        times = time_passes(model, engine, widths, _repetitions(profile, SHAPE_REPETITIONS), held)
+        one = float(np.median(times[1]))
+        for width, passes in times.items():
+            median = float(np.median(passes))
+            rows.append(
+                {
+                    "tokens": width,
+                    "cache_length": held.cache_length,
+                    "batch": held.batch,
+                    "ms": median * 1e3,
+                    "spread": float(np.subtract(*np.percentile(passes, [75, 25])) / median),
+                    "verify_ratio": median / one,
+                    "roofline_ratio": _roofline(ceiling, width, held.batch),
+                }
+            )
     return rows
 
 
-def _shapes(model: torch.nn.Module) -> list[Shape]:
+def _roofline(ceiling: dict, tokens: int, batch: int) -> float:
+    return devices.roofline_verify_ratio(
+        tokens,
+        ceiling["bytes_per_token"],
+        ceiling["weights"] * batch,
+        ceiling["bandwidth_bytes_per_s"],
+        ceiling["peak_operations_per_s"],
+    )
+
+
+def _shapes(model: torch.nn.Module) -> list[tuple[Held, tuple[int, ...]]]:
+    """Return what to hold and which widths to time there: all widths first, then longer caches and larger batches."""
     limit = getattr(model.config, "max_position_embeddings", None) or max(CACHE_LENGTHS)
-    widths = [Shape(tokens) for tokens in WIDTHS]
-    lengths = [Shape(tokens, length) for length in CACHE_LENGTHS[1:] if length + 5 <= limit for tokens in (1, 5)]
-    batches = [Shape(tokens, batch=batch) for batch in BATCHES[1:] for tokens in (1, 5)]
-    return widths + lengths + batches
+    lengths = [Held(length) for length in CACHE_LENGTHS[1:] if length + max(FEW_WIDTHS) <= limit]
+    batches = [Held(batch=batch) for batch in BATCHES[1:]]
+    return [(Held(), WIDTHS), *((held, FEW_WIDTHS) for held in lengths + batches)]
 
 
 # --- What follows from the tables ------------------------------------------------------------------------------------

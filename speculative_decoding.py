@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -364,13 +365,13 @@ def _print_rows(benchmark: Benchmark, engine: str, prompt: Prompt) -> None:
     """Print the rows of a prompt whose repeats are all there."""
     table = results.read_table(benchmark.folder, results.SUMMARIES[engine])
     for row in table[table["prompt"] == prompt.name].itertuples():
-        spread = "" if pd.isna(row.speedup_low) else f" ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+        spread = "" if pd.isna(row.speedup_low) else f" ({row.speedup_low:.2f}-{row.speedup_high:.2f})"
         flags = [] if row.matches_baseline else ["near tie" if row.near_tie else "FAULT"]
         flags += ["noisy"] if row.noisy is True else []
         tqdm.write(
-            f"{engine:9} {prompt.name:17} gamma {row.gamma}  speedup {_number(row.speedup)}{spread}, decode "
-            f"{_number(row.decode_speedup)}, predicted {_number(row.predicted_speedup)} by acceptance_rate "
-            f"{_number(row.acceptance_rate)}, {_number(row.predicted_speedup_alpha)} by alpha {_number(row.alpha)}"
+            f"{engine:9} {prompt.name:17} gamma {row.gamma}  speedup {_number(row.speedup)}{spread}  predicted "
+            f"{_number(row.predicted_speedup)} by acceptance_rate {_number(row.acceptance_rate)}, "
+            f"{_number(row.predicted_speedup_alpha)} by alpha {_number(row.alpha)}"
             + ("  " + ", ".join(flags) if flags else "")
         )
 
@@ -406,7 +407,8 @@ def _print_engine(engine: str, summary: pd.DataFrame) -> None:
     )
     for column in ("gamma", "prompt"):
         means = summary.groupby(column, sort=False).speedup.mean()
-        print(f"  mean by {column}: " + ", ".join(f"{name} {_number(mean)}" for name, mean in means.items()))
+        listed = ", ".join(f"{value} {_number(mean)}" for value, mean in means.items())
+        print(f"  mean by {column}:\n" + textwrap.indent(textwrap.fill(listed, 100), " " * 4))
     for column, what in (("predicted_speedup", "acceptance_rate"), ("predicted_speedup_alpha", "alpha")):
         quality = findings.prediction_quality(summary, column)
         if quality:

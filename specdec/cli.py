@@ -164,7 +164,7 @@ def run(body: Callable[[], int]) -> int:
             raise
         return _fail(EXIT_FAILED, "out of memory: " + str(error).splitlines()[0])
     except KeyboardInterrupt:
-        return _fail(EXIT_INTERRUPTED, "interrupted; what is finished is kept, --resume goes on from there")
+        return _fail(EXIT_INTERRUPTED, "interrupted; what is finished is kept, and Phases 1 and 3 go on with --resume")
 
 
 def _fail(code: int, message: str) -> int:

@@ -197,7 +197,10 @@ def show_isolated(isolated: pd.DataFrame, ceilings: Mapping[str, Mapping[str, fl
 
 def show_shapes(shapes: pd.DataFrame) -> list[str]:
     """Return the lines of section 4's verify cost, and of the cost ratio by cache length and by batch."""
-    lines = ["", "   Target forward over k tokens: v(k) measured / what the ceilings allow"]
+    lines = [
+        "",
+        "   Target forward over k tokens: v(k) measured / by the ceilings, which count only where time is near them",
+    ]
     widths = single_request_widths(shapes[shapes.model == "target"])
     for engine, group in widths.groupby("engine", sort=False):
         cells = [f"v({row.tokens}) {row.verify_ratio:.2f}/{row.roofline_ratio:.2f}" for row in group.itertuples()]

@@ -116,8 +116,8 @@ def test_the_terminal_names_pair_ceiling_findings_and_both_predictions(pair_fold
         "by alpha",
         "Engine published: helpful",
         "Engine fast: helpful",
-        "mean by gamma: 1",
-        "mean by prompt: code_python",
+        "mean by gamma:\n    1 ",
+        "mean by prompt:\n    code_python ",
         "alpha at gamma 3 minus gamma 1",
         "standard error",
     ):

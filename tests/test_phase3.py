@@ -14,7 +14,7 @@ from specdec import results, run
 from specdec.engine import pair as pair_module
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.decoding import Generation, autoregressive_generate, speculative_generate
-from specdec.engine.isolation import Shape, time_passes
+from specdec.engine.isolation import WARM_UP_PASSES, Held, time_passes
 from specdec.engine.verification import distribution
 from specdec.prompts import PROMPTS
 
@@ -252,8 +252,8 @@ def test_isolated_passes_have_the_shape_asked_for_and_start_from_the_same_cache(
         return original(self, token_ids, mask, positions, cache, **kwargs)
 
     monkeypatch.setattr(type(target), "forward", watched)
-    times = time_passes(target, engine, Shape(tokens=3, cache_length=10, batch=2), repetitions=4)
-    assert len(times) == 4
-    assert all(seconds > 0 for seconds in times)
+    times = time_passes(target, engine, (1, 3), repetitions=4, held=Held(cache_length=10, batch=2))
+    assert {width: len(passes) for width, passes in times.items()} == {1: 4, 3: 4}
+    assert min(times[1] + times[3]) > 0
     assert seen[0] == (2, 10, 0)
-    assert set(seen[1:]) == {(2, 3, 10)}
+    assert seen[1:] == [(2, 1, 10)] * (4 + WARM_UP_PASSES) + [(2, 3, 10)] * (4 + WARM_UP_PASSES)

@@ -191,3 +191,56 @@ def test_all_stub_paths_are_reached():
         run = speculative_generate(draft, target, PROMPT, 4, 2, temperature=0.8, generator=generator)
         seen |= set(zip(run.proposed, run.accepted))
     assert seen == {(2, 0), (2, 1), (2, 2), (1, 0), (1, 1), (0, 0)}
+
+
+# --- The embedded pair -----------------------------------------------------------------------------------------------
+
+PAIR_RUNS = 4_000
+REFERENCE_RUNS = 15_000
+LIKELIEST = 20  # values counted one by one; all others count as one
+
+
+@torch.inference_mode()
+def reference_tokens(model, input_ids: torch.Tensor, temperature: float) -> np.ndarray:
+    """Return (REFERENCE_RUNS, 3) tokens drawn from the target alone, by whole forwards without a cache.
+
+    Equal beginnings share a forward, so that each token is drawn from its exact distribution.
+    """
+    rng = np.random.default_rng(7)
+    texts = np.empty((REFERENCE_RUNS, 0), dtype=np.int64)
+    for _ in range(3):
+        beginnings, belongs = np.unique(texts, axis=0, return_inverse=True)
+        new = np.empty(REFERENCE_RUNS, dtype=np.int64)
+        for first in range(0, len(beginnings), 512):
+            block = torch.from_numpy(beginnings[first : first + 512])
+            whole = torch.cat([input_ids.expand(len(block), -1), block], dim=1)
+            rows = (model(whole, logits_to_keep=1).logits[:, -1].double() / temperature).softmax(-1).numpy()
+            for place, row in enumerate(rows, start=first):
+                members = np.flatnonzero(belongs.ravel() == place)
+                new[members] = rng.choice(len(row), size=len(members), p=row / row.sum())
+        texts = np.column_stack([texts, new])
+    return texts
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_on_the_embedded_pair_later_tokens_are_distributed_as_the_targets(sampled_pair, place):
+    tokens, reference = (np.asarray(runs)[:, place] for runs in sampled_pair)
+    values, counts = np.unique(reference, return_counts=True)
+    likeliest = values[np.argsort(-counts)][:LIKELIEST]
+    table = [[(drawn == value).sum() for value in likeliest] for drawn in (tokens, reference)]
+    table = np.array([[*row, len(drawn) - sum(row)] for row, drawn in zip(table, (tokens, reference))])
+    assert scipy.stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+@pytest.fixture(scope="module")
+def sampled_pair(tiny_pair):
+    """Three tokens of PAIR_RUNS speculative runs at gamma 2, and of the reference."""
+    input_ids = tiny_pair.tokenizer("The old keeper", return_tensors="pt").input_ids
+    generator = torch.Generator().manual_seed(11)
+    runs = [
+        speculative_generate(
+            tiny_pair.draft, tiny_pair.target, input_ids, 3, 2, engine="fast", temperature=0.8, generator=generator
+        ).tokens
+        for _ in range(PAIR_RUNS)
+    ]
+    return runs, reference_tokens(tiny_pair.target, input_ids, 0.8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,33 +15,39 @@ WARM_UP_PASSES = 3  # of each shape, not stored
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A forward over ``tokens`` new tokens of each of ``batch`` requests that hold ``cache_length`` tokens already."""
+class Held:
+    """What a model holds before the timed forward: ``cache_length`` tokens of each of ``batch`` requests."""
 
-    tokens: int = 1
     cache_length: int = 64
     batch: int = 1
 
 
 @torch.inference_mode()
-def time_passes(model: torch.nn.Module, engine: str, shape: Shape, repetitions: int) -> list[float]:
-    """Return the seconds of each of ``repetitions`` forwards of ``shape``; the cache is rolled back after each.
+def time_passes(
+    model: torch.nn.Module, engine: str, widths: Sequence[int], repetitions: int, held: Held = Held()
+) -> dict[int, list[float]]:
+    """Return, for each width, the seconds of ``repetitions`` forwards over so many new tokens of each request.
 
-    Token ids are arbitrary: what a forward costs does not depend on them.
+    The cache is rolled back after each forward, so that all start from the same state. Token ids are arbitrary: what a
+    forward costs does not depend on them.
     """
     vocab = usable_vocab(model)
-    cache = get_engine(engine).new_cache(model, shape.cache_length + shape.tokens)
+    cache = get_engine(engine).new_cache(model, held.cache_length + max(widths))
     cached = CachedModel(model, cache, vocab)
     generator = torch.Generator().manual_seed(0)
-    held, new = (
-        torch.randint(vocab, (shape.batch, count), generator=generator).to(model.device)
-        for count in (shape.cache_length, shape.tokens)
-    )
-    cached.feed_batch(held)
-    times = []
-    for _ in range(WARM_UP_PASSES + repetitions):
-        started = now((model.device,))
-        cached.feed_batch(new, logits_to_keep=0)
-        times.append(now((model.device,)) - started)
-        cache.rollback(shape.cache_length)
-    return times[WARM_UP_PASSES:]
+    ids = torch.randint(vocab, (held.batch, held.cache_length + max(widths)), generator=generator).to(model.device)
+    cached.feed_batch(ids[:, : held.cache_length])
+    times: dict[int, list[float]] = {}
+    for width in widths:
+        new = ids[:, held.cache_length : held.cache_length + width]
+        passes = [_one_pass(cached, new, held.cache_length) for _ in range(WARM_UP_PASSES + repetitions)]
+        times[width] = passes[WARM_UP_PASSES:]
+    return times
+
+
+def _one_pass(cached: CachedModel, new: torch.Tensor, cache_length: int) -> float:
+    started = now((cached.device,))
+    cached.feed_batch(new, logits_to_keep=0)
+    seconds = now((cached.device,)) - started
+    cached.cache.rollback(cache_length)
+    return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import io
 import json
 import shutil
 from argparse import Namespace
@@ -396,6 +397,7 @@ def _load_model(source: _Source, config, device: torch.device, dtype: torch.dtyp
     if source.folder is None:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return _finish(model.to(device), source)
+    print(f"loading {source.name}", flush=True)
     options = {"config": config, "dtype": dtype, "output_loading_info": True, **_gguf_argument(source)}
     if source.gguf:
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -422,7 +424,8 @@ def _quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # dequantising draws a bar of its own
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:

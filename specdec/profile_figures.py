@@ -19,6 +19,7 @@ PHASES = {  # column -> name, colour, hatch: neighbours differ in both
     "sync_ms": ("sync (draft re-forward)", VERMILION, "xx"),
     "other_ms": ("other", GREY, ""),
 }
+PROMPT_COLOURS, PROMPT_MARKERS = (*SERIES, GREY), (*MARKERS, "*")  # eight, one for each of the study's prompts
 ENGINE_COLOURS = {"published": VERMILION, "fast": BLUE}
 
 
@@ -106,7 +107,7 @@ def plot_alpha_vs_position(steps: pd.DataFrame, label: str) -> Figure:
             size=figures.WITH_LEGEND,
         )
         for place, (prompt, group) in enumerate(own.groupby("prompt", sort=False)):
-            colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+            colour, marker = PROMPT_COLOURS[place % len(PROMPT_COLOURS)], PROMPT_MARKERS[place % len(PROMPT_MARKERS)]
             left.plot(
                 group.position, group.acceptance_rate, marker, color=colour, alpha=0.6, markersize=6, label=prompt
             )
@@ -151,19 +152,17 @@ def plot_alpha_vs_temperature(rows: pd.DataFrame, label: str) -> Figure:
         rows.groupby("temperature")[name].agg(["mean", "min", "max"])
         for name in ("alpha_match", "alpha_overlap", "alpha_sampled")
     )
-    hottest = match.index[-1]
-    title = (
-        f"From T = 0 to {hottest:g} exact match goes from {match['mean'].iloc[0]:.2f} to {match['mean'].iloc[-1]:.2f}, "
-        f"rejection sampling only to {sampled['mean'].iloc[-1]:.2f}"
-        if sampled["mean"].iloc[-1] > match["mean"].iloc[-1]
-        else f"At T = {hottest:g} rejection sampling accepts no more than exact match"
+    span = f"From T = {match.index[0]:g} to {match.index[-1]:g}"
+    title = f"{span} exact match goes {_ends(match)}, rejection sampling {_ends(sampled)}"
+    source = (
+        f"{label}. Lines: means of prompts; bands: lowest to highest prompt. Overlap and match along the greedy text, "
+        "rejection sampling along the texts that it draws."
     )
-    source = f"{label}. Lines: means of prompts; bands: lowest to highest prompt; crosses: drawn, exact match."
     with rc_context(STYLE):
         figure, [axes] = figures.new_figure(title, source)
         styles = (
             (match, VERMILION, "o-", "exact match with the target's choice (the study's rule)"),
-            (overlap, GREEN, "D:", "overlap of both distributions (what rejection sampling should accept)"),
+            (overlap, GREEN, "D:", "overlap of both distributions, sum of min(p, q)"),
             (sampled, BLUE, "s--", "rejection sampling, measured"),
         )
         for values, colour, style, name in styles:
@@ -176,13 +175,17 @@ def plot_alpha_vs_temperature(rows: pd.DataFrame, label: str) -> Figure:
             "x",
             color=PURPLE,
             markersize=11,
-            label="exact match drawn: accepted / proposed, gamma 4",
+            label="exact match drawn, accepted / proposed at gamma 4",
         )
         axes.set_xlabel("temperature")
         axes.set_ylabel("acceptance (per tried token)")
         axes.set_ylim(0, 1.05)
         axes.legend(frameon=False, loc="best")
     return figure
+
+
+def _ends(values: pd.DataFrame) -> str:
+    return f"from {values['mean'].iloc[0]:.2f} to {values['mean'].iloc[-1]:.2f}"
 
 
 def plot_timing_analysis(isolated: pd.DataFrame, breakdown: pd.DataFrame | None, label: str) -> Figure:
@@ -225,4 +228,5 @@ def _sync_panel(axes: Axes, steps: pd.DataFrame) -> None:
     axes.set_xticks(places, [str(gamma) for gamma in median.index])
     axes.set_xlabel("gamma, engine published")
     axes.set_ylabel("sync per step (ms)")
-    axes.legend(frameon=False, loc="best")
+    axes.set_ylim(0, 1.35 * max(high.max(), draft))  # room for the legend above the bars
+    axes.legend(frameon=False, loc="upper left")

@@ -14,9 +14,11 @@ from transformers import BertConfig, BertForMaskedLM
 
 from specdec.engine import device as device_module
 from specdec.engine import pair as pair_module
+from specdec.engine import sources
 from specdec.engine.acceptance import trace_agreement
 from specdec.engine.decoding import autoregressive_generate, speculative_generate
-from specdec.engine.pair import SHIPPED_CONFIGS, eos_ids, explain_choice, load_pair
+from specdec.engine.pair import eos_ids, explain_choice, load_pair
+from specdec.engine.sources import SHIPPED_CONFIGS
 from specdec.errors import InputError
 
 
@@ -215,10 +217,10 @@ def test_too_little_memory_is_refused_with_needed_and_free(pair_folders, monkeyp
 def test_random_weights_need_no_download_and_have_the_studys_sizes(no_network, monkeypatch):
     sizes = {}
     for name, config in SHIPPED_CONFIGS.items():
-        sizes[name] = pair_module._parameters(pair_module._Source(name), config)
+        sizes[name] = pair_module._parameters(sources.Source(name), config)
     assert sizes == {"Qwen/Qwen2-0.5B": 494_032_768, "Qwen/Qwen2-1.5B": 1_543_714_304}
     small = make_model(layers=1, hidden=32, seed=0).config
-    monkeypatch.setattr(pair_module, "SHIPPED_CONFIGS", dict.fromkeys(SHIPPED_CONFIGS, small))
+    monkeypatch.setattr(sources, "SHIPPED_CONFIGS", dict.fromkeys(SHIPPED_CONFIGS, small))
     pair = load_pair("qwen2", random_weights=True, device="cpu")
     assert "random weights" in pair.label
     assert pair.tokenizer is None
@@ -248,13 +250,13 @@ def test_auto_says_why_a_visible_nvidia_device_is_not_used(monkeypatch, built_fo
 
 def test_a_pair_too_large_for_one_gpu_is_spread_and_one_that_fits_is_not(monkeypatch, pair_folders):
     config = make_model(layers=1, hidden=32, seed=0).config
-    needed = pair_module._parameters(pair_module._Source("x"), config) * 4 * pair_module.MEMORY_MARGIN
+    needed = pair_module._parameters(sources.Source("x"), config) * 4 * pair_module.MEMORY_MARGIN
     gpu = torch.device("cuda", 0)
-    sources = [pair_module._Source("x")]
+    one = [sources.Source("x")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for free, place in ((needed * 1.1, gpu), (needed * 0.6, pair_module.SPREAD)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index, free=free: (free, free))
-        assert pair_module._place(sources, [config], [gpu], torch.float32) == [place]
+        assert pair_module._place(one, [config], [gpu], torch.float32) == [place]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (needed * 0.4, needed))
     with pytest.raises(InputError, match="x in float32 needs"):
-        pair_module._place(sources, [config], [gpu], torch.float32)
+        pair_module._place(one, [config], [gpu], torch.float32)

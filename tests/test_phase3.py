@@ -11,7 +11,7 @@ from conftest import make_model
 import phase3_profiling
 import speculative_decoding
 from specdec import results, run
-from specdec.engine import pair as pair_module
+from specdec.engine import sources
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.decoding import Generation, autoregressive_generate, speculative_generate
 from specdec.engine.isolation import WARM_UP_PASSES, Held, time_passes
@@ -141,8 +141,8 @@ def test_resume_measures_only_what_is_missing(profiled, tmp_path, monkeypatch):
 
 
 def test_random_weights_run_the_timing_sections_and_say_why_others_are_skipped(tmp_path, monkeypatch, capsys):
-    small = {name: make_model(layers=1, hidden=32, seed=0).config for name in pair_module.SHIPPED_CONFIGS}
-    monkeypatch.setattr(pair_module, "SHIPPED_CONFIGS", small)
+    small = {name: make_model(layers=1, hidden=32, seed=0).config for name in sources.SHIPPED_CONFIGS}
+    monkeypatch.setattr(sources, "SHIPPED_CONFIGS", small)
     flags = ["--pair", "qwen2", "--random-weights", *SMALL, "--results-dir", str(tmp_path)]
     assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 0
     shown = capsys.readouterr().out

@@ -68,6 +68,11 @@ def _nvidia_smi(fields: str) -> str | None:
     return answer.stdout.strip() or None
 
 
+def free_gpu_memory() -> dict[int, int]:
+    """Return the free bytes of each GPU."""
+    return {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
+
+
 def describe(device: torch.device) -> dict:
     """Return name, driver and, on a GPU, clocks and throttling of ``device`` now."""
     if device.type == "cuda":

@@ -1,57 +1,41 @@
-"""Which two models: from where, on which device, in which dtype, and whether they can work together.
+"""Which two models, on which device, in which dtype, and whether they can work together.
 
-Everything that can be refused is refused here, in one line, before anything is measured.
+Everything that can be refused is refused here or in :mod:`specdec.engine.sources`, in one line, before anything is
+measured.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import hashlib
-import io
-import json
-import shutil
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import psutil
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from transformers import AutoModelForCausalLM
 
-from specdec.engine.device import SPREAD, choose_device, nvidia_problem
+from specdec.engine.device import SPREAD, choose_device, free_gpu_memory, nvidia_problem
+from specdec.engine.sources import (
+    TINY_FOLDER,
+    Source,
+    first_line,
+    gigabytes,
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+    read_config,
+    resolve,
+    weights_sha256,
+)
 from specdec.errors import InputError
 from specdec.prompts import PROMPTS, Prompt
 
-TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny_pair"
 PRESETS = {
     "qwen2": ("Qwen/Qwen2-0.5B", "Qwen/Qwen2-1.5B"),
     "tiny": (str(TINY_FOLDER / "draft"), str(TINY_FOLDER / "target")),
 }
-_QWEN2_COMMON = {
-    "vocab_size": 151_936,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 131_072,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-    "tie_word_embeddings": True,
-}
-# The study's architectures as published with the models, so that --random-weights needs no download.
-SHIPPED_CONFIGS = {
-    "Qwen/Qwen2-0.5B": Qwen2Config(
-        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, **_QWEN2_COMMON
-    ),
-    "Qwen/Qwen2-1.5B": Qwen2Config(
-        hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, **_QWEN2_COMMON
-    ),
-}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-HASH_BLOCK_BYTES = 1 << 24  # large enough that Python's loop costs nothing
-HUB_TIMEOUT_S = 5  # a Hub that does not answer the size request in this time counts as no network
 MEMORY_MARGIN = 1.1  # caches, activations and the loader's working space, on top of the weights
-WAYS_OUT = "use --pair tiny, or local files with --draft X --target Y"
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # never pickles, never code
 
 
 @dataclass(frozen=True)
@@ -92,16 +76,6 @@ class Pair:
         return {"name": self.name, "draft": asdict(self.draft_facts), "target": asdict(self.target_facts)}
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where one model comes from: a folder with config and safetensors, a GGUF file, or a config alone."""
-
-    name: str
-    folder: Path | None = None
-    gguf: str | None = None
-    config: transformers.PretrainedConfig | None = None
-
-
 def load_pair(
     name: str = "auto",
     *,
@@ -127,13 +101,13 @@ def load_pair(
         raise InputError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}")
     weights_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(target_device)
     pair_name, references = _choose(name, draft, target, target_device)
-    with _quiet_transformers():
-        sources = [_resolve(reference, random_weights) for reference in references]
-        configs = [_read_config(source) for source in sources]
+    with quiet_transformers():
+        sources = [resolve(reference, random_weights) for reference in references]
+        configs = [read_config(source) for source in sources]
         devices = _place(sources, configs, devices, weights_dtype)
         tokenizer = None if random_weights else _shared_tokenizer(sources, configs)
         models = [
-            _load_model(source, config, place, weights_dtype)
+            load_model(source, config, place, weights_dtype)
             for source, config, place in zip(sources, configs, devices, strict=True)
         ]
     vocab = min(config.vocab_size for config in configs)
@@ -209,7 +183,7 @@ def explain_choice(name: str, draft: str | None, device: str) -> str | None:
 
 
 def _default_dtype(device: torch.device) -> torch.dtype:
-    return torch.float16 if device.type == "cuda" else torch.float32
+    return torch.float16 if device.type == "cuda" or device == SPREAD else torch.float32
 
 
 def _choose(name: str, draft: str | None, target: str | None, device: torch.device) -> tuple[str, tuple[str, str]]:
@@ -223,110 +197,6 @@ def _choose(name: str, draft: str | None, target: str | None, device: torch.devi
     if name not in PRESETS:
         raise InputError(f"unknown pair {name!r}; known: auto, {', '.join(PRESETS)}, or --draft X --target Y")
     return name, PRESETS[name]
-
-
-def _resolve(reference: str, random_weights: bool) -> _Source:
-    """Find a model's files, downloading those of a Hub model if need be; with random weights its config alone."""
-    if random_weights and reference in SHIPPED_CONFIGS:
-        return _Source(reference, config=SHIPPED_CONFIGS[reference])
-    source = _find(reference, HUB_FILES if not random_weights else ["*.json"])
-    return _Source(source.name, config=_read_config(source)) if random_weights else source
-
-
-def _find(reference: str, hub_files: list[str]) -> _Source:
-    path = Path(reference).expanduser()
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise InputError(f"no such file: {reference}")
-        return _Source(path.name, folder=path.parent, gguf=path.name)
-    if path.is_dir():
-        name = f"tiny {path.name}" if path.parent == TINY_FOLDER else path.resolve().name
-        if not (path / "config.json").is_file():
-            raise InputError(f"no model in {reference}: it has no config.json")
-        return _Source(name, folder=path)
-    if path.exists() or reference.startswith((".", "/", "~")) or reference.count("/") != 1:
-        raise InputError(f"{reference!r} is neither a Hub id (owner/name), a folder, nor a .gguf file that exists")
-    return _Source(reference, folder=_hub_folder(reference, hub_files))
-
-
-def _hub_folder(model_id: str, patterns: list[str]) -> Path:
-    """Return the folder of a Hub model: the local cache's if it is whole, else a download after a look at the room."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(model_id, allow_patterns=patterns, local_files_only=True))
-        if any(folder.glob(patterns[0])):
-            return folder
-    except Exception:
-        pass
-    if patterns == HUB_FILES:
-        _check_download(model_id)
-    try:
-        return Path(snapshot_download(model_id, allow_patterns=patterns))
-    except Exception as error:
-        raise InputError(f"{model_id} could not be downloaded: {_first_line(error)}; {WAYS_OUT}") from error
-
-
-def _check_download(model_id: str) -> None:
-    """Say how large the download is; refuse an unknown model, no network, no safetensors, or too little disk."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        files = HfApi().model_info(model_id, timeout=HUB_TIMEOUT_S, files_metadata=True).siblings
-    except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
-        raise InputError(f"the Hub has no model {model_id!r} that this account may read; {WAYS_OUT}") from error
-    except Exception as error:
-        raise InputError(f"{model_id} is not in the local cache and the Hub can't be reached; {WAYS_OUT}") from error
-    needed = sum(file.size or 0 for file in files if file.rfilename.endswith(".safetensors"))
-    if not needed:
-        raise InputError(f"{model_id} has no .safetensors weights; {WAYS_OUT}")
-    cache = Path(HF_HUB_CACHE)
-    free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
-    if needed > free:
-        raise InputError(f"{model_id} needs {gigabytes(needed)} of disk, {gigabytes(free)} are free; {WAYS_OUT}")
-    print(f"downloading {model_id}: {gigabytes(needed)} ({gigabytes(free)} free)", flush=True)
-
-
-def gigabytes(count: float) -> str:
-    """Return a number of bytes for people."""
-    return f"{count / 1e9:.1f} GB"
-
-
-def _read_config(source: _Source) -> transformers.PretrainedConfig:
-    if source.config is not None:
-        return source.config
-    if source.gguf:
-        _check_gguf(source)
-    try:
-        config = AutoConfig.from_pretrained(source.folder, **_gguf_argument(source))
-    except Exception as error:
-        raise InputError(f"{source.name} can't be read: {_first_line(error)}") from error
-    architectures = config.architectures or []
-    if getattr(config, "is_encoder_decoder", False) or (
-        architectures and not any("CausalLM" in a or "LMHead" in a for a in architectures)
-    ):
-        raise InputError(f"{source.name} is not a causal language model but {', '.join(architectures)}")
-    return config
-
-
-def _check_gguf(source: _Source) -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"{source.name} needs the package gguf: pip install gguf") from error
-    with open(source.folder / source.gguf, "rb") as file:
-        if file.read(4) != b"GGUF":
-            raise InputError(f"{source.name} is not a GGUF file: it does not begin with GGUF")
-
-
-def _gguf_argument(source: _Source) -> dict:
-    return {"gguf_file": source.gguf} if source.gguf else {}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _place(sources, configs, devices, dtype: torch.dtype) -> list[torch.device]:
@@ -348,12 +218,12 @@ def _place(sources, configs, devices, dtype: torch.dtype) -> list[torch.device]:
     return places
 
 
-def _parameters(source: _Source, config: transformers.PretrainedConfig) -> int:
+def _parameters(source: Source, config: transformers.PretrainedConfig) -> int:
     with torch.device("meta"):
         try:
             return AutoModelForCausalLM.from_config(config).num_parameters()
         except ValueError as error:
-            raise InputError(f"{source.name} is not a causal language model: {_first_line(error)}") from error
+            raise InputError(f"{source.name} is not a causal language model: {first_line(error)}") from error
 
 
 def _free_memory(device: torch.device) -> float | None:
@@ -361,23 +231,13 @@ def _free_memory(device: torch.device) -> float | None:
     if device.type == "cpu":
         return psutil.virtual_memory().available
     if device == SPREAD:
-        return sum(_free_gpu_memory().values())
+        return sum(free_gpu_memory().values())
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-
-
-def _free_gpu_memory() -> dict[int, int]:
-    return {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
 
 
 def _shared_tokenizer(sources, configs) -> transformers.PreTrainedTokenizerBase:
     """Return the tokenizer of the pair, once both models' tokenizers were found to be the same."""
-    tokenizers = []
-    for source in sources:
-        try:
-            tokenizers.append(AutoTokenizer.from_pretrained(source.folder, **_gguf_argument(source)))
-        except Exception as error:
-            raise InputError(f"{source.name} has no tokenizer that can be read: {_first_line(error)}") from error
-    draft, target = tokenizers
+    draft, target = (load_tokenizer(source) for source in sources)
     if draft.get_vocab() != target.get_vocab() or any(
         draft(prompt.text).input_ids != target(prompt.text).input_ids for prompt in PROMPTS
     ):
@@ -393,57 +253,13 @@ def _shared_tokenizer(sources, configs) -> transformers.PreTrainedTokenizerBase:
     return target
 
 
-def _load_model(source: _Source, config, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    if source.folder is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        return _finish(model.to(device), source)
-    print(f"loading {source.name}", flush=True)
-    options = {"config": config, "dtype": dtype, "output_loading_info": True, **_gguf_argument(source)}
-    if source.gguf:
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    else:
-        options["use_safetensors"] = True
-    if device == SPREAD:
-        options |= {"device_map": "auto", "max_memory": _free_gpu_memory()}  # GPUs only: nothing goes to CPU or disk
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(source.folder, **options)
-    except Exception as error:
-        raise InputError(f"{source.name} can't be loaded: {_first_line(error)}") from error
-    lacking = sorted(info["missing_keys"]) + sorted(key for key, *_ in info["mismatched_keys"])
-    if lacking:
-        raise InputError(f"{source.name} lacks {len(lacking)} weights, {lacking[0]} among them")
-    gc.collect()
-    return _finish(model if device == SPREAD else model.to(device), source)
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep the library's progress bars and warnings off the terminal; what matters is checked and said here."""
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # dequantising draws a bar of its own
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _finish(model: torch.nn.Module, source: _Source) -> torch.nn.Module:
-    model.display_name = source.name
-    return model.eval().requires_grad_(False)
-
-
-def _facts(source: _Source, model: torch.nn.Module) -> ModelFacts:
+def _facts(source: Source, model: torch.nn.Module) -> ModelFacts:
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     unread = 0 if tied else model.get_input_embeddings().weight.numel()
     parameters = model.num_parameters()
     return ModelFacts(
         name=source.name,
-        sha256=_weights_sha256(source),
+        sha256=weights_sha256(source),
         parameters=parameters,
         layers=model.config.num_hidden_layers,
         hidden_size=model.config.hidden_size,
@@ -452,17 +268,3 @@ def _facts(source: _Source, model: torch.nn.Module) -> ModelFacts:
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
     )
-
-
-def _weights_sha256(source: _Source) -> str | None:
-    if source.folder is None:
-        return None
-    files = [source.folder / source.gguf] if source.gguf else sorted(source.folder.glob("*.safetensors"))
-    sums = []
-    for path in files:
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(HASH_BLOCK_BYTES):
-                digest.update(block)
-        sums.append(digest.hexdigest())
-    return sums[0] if len(sums) == 1 else hashlib.sha256(json.dumps(sums).encode()).hexdigest()

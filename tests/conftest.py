@@ -40,7 +40,9 @@ def make_tokenizer(vocab: int, text: str = "the quick brown fox jumps over the l
         vocab_size=vocab, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([text], trainer)
-    tokenizer.add_special_tokens([f"<|spare{i}|>" for i in range(vocab - tokenizer.get_vocab_size())])
+    spare = ["<|im_start|>", "<|im_end|>"]  # transformers 5.17 adds these to a Qwen2 tokenizer from GGUF
+    spare += [f"<|spare{i}|>" for i in range(vocab)]
+    tokenizer.add_special_tokens(spare[: vocab - tokenizer.get_vocab_size()])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 

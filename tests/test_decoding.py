@@ -214,6 +214,10 @@ def test_published_reforwards_the_draft_once_per_step_but_not_after_the_last(tar
     widths.clear()
     speculative_generate(draft, target, prompt, 10, 2, engine="fast")
     assert widths == [20, 20] + [1, 1, 3] + [2, 1, 3] * 2  # no sync; the first pass catches up
+    widths.clear()
+    speculative_generate(draft, target, prompt, 6, lambda history: len(history.accepted) % 2, engine="published")
+    # steps that propose nothing feed the target alone; the next draft pass reads the token that came meanwhile
+    assert widths == [20, 20] + [1] + [2, 2, 2] + [1] + [1]
 
 
 @BOTH_ENGINES

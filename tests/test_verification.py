@@ -28,6 +28,7 @@ def test_a_chain_is_accepted_up_to_its_first_disagreement(choices, accepted):
         ([1, 4, 0, 0, 7, 0, 0, 8], [0, 3, 6]),
         ([2, 0, 6, 0, 0, 0, 5, 0], [1, 5]),
         ([2, 3, 5, 0, 0, 9, 0, 0], [1, 4]),
+        ([2, 0, 3, 0, 0, 0, 0, 0], [1]),  # token 3 is proposed, but on the other branch
     ],
 )
 def test_a_tree_is_followed_along_the_targets_choices(choices, path):

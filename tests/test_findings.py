@@ -64,6 +64,7 @@ def test_alpha_by_gamma_pools_prompts_and_counts_a_repeat_once():
         {
             "prompt": ["a", "a", "b", "a"],
             "gamma": [4, 4, 4, 0],
+            "repeat": [0, 1, 0, 0],
             "proposed": [40, 40, 20, 0],
             "accepted": [20, 20, 10, 0],
             "rejections": [5, 5, 5, 0],

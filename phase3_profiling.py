@@ -197,11 +197,10 @@ def _ceilings(pair: Pair) -> dict:
     """Return each model's bytes, read bandwidth and arithmetic peak: what a forward can't be faster than."""
     entry = {}
     for who, model, facts in (("draft", pair.draft, pair.draft_facts), ("target", pair.target, pair.target_facts)):
-        size = min(facts.bytes_per_token, devices.LARGE_BUFFER_BYTES)
         entry[who] = {
             "bytes_per_token": facts.bytes_per_token,
             "weights": facts.bytes_per_token // model.dtype.itemsize,
-            "bandwidth_bytes_per_s": devices.read_bandwidth(model.device, size),
+            "bandwidth_bytes_per_s": devices.weights_bandwidth(model.device, facts.bytes_per_token),
             "peak_operations_per_s": devices.compute_peak(model.device, model.dtype),
         }
         entry[who]["ceiling_ms"] = facts.bytes_per_token / entry[who]["bandwidth_bytes_per_s"] * 1e3
@@ -228,27 +227,23 @@ def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
     """Return the phases of STEPS full steps, over as many prompts as it takes; the first run only warms up."""
     catch_up_ms = _catch_up_ms(profile, engine) if gamma else 0.0
     names = list(profile.inputs)
-    _clocked(profile, engine, gamma, names[0])
+    _speculate(profile, engine, gamma, names[0], PhaseClock())
     rows: list[dict] = []
     for attempt in range(profile.args.steps * len(names)):  # each run gives at least one step
         name = names[attempt % len(names)]
-        for row in _full_steps(_clocked(profile, engine, gamma, name), gamma, catch_up_ms, engine):
+        generation = _speculate(profile, engine, gamma, name, PhaseClock())
+        for row in _full_steps(generation, gamma, catch_up_ms, engine):
             rows.append({"step": len(rows), "prompt": name} | row)
             if len(rows) == profile.args.steps:
                 return rows
     return rows
 
 
-def _clocked(profile: Profile, engine: str, gamma: int, name: str, clock: PhaseClock | None = None) -> Generation:
-    pair, args = profile.pair, profile.args
+def _speculate(profile: Profile, engine: str, gamma: int, name: str, clock: PhaseClock | None = None) -> Generation:
+    """Run one prompt greedily, split into phases if a clock is given."""
+    pair, tokens = profile.pair, profile.args.max_new_tokens
     return speculative_generate(
-        pair.draft,
-        pair.target,
-        profile.inputs[name],
-        args.max_new_tokens,
-        gamma,
-        engine=engine,
-        clock=clock or PhaseClock(),
+        pair.draft, pair.target, profile.inputs[name], tokens, gamma, engine=engine, clock=clock
     )
 
 
@@ -280,11 +275,8 @@ def _instrumentation_cost(profile: Profile, engine: str) -> float:
     name, gamma = next(iter(profile.inputs)), max(profile.args.gammas)
     ratios = []
     for _ in range(INSTRUMENTATION_PAIRS):
-        clocked = _clocked(profile, engine, gamma, name)
-        pair, args = profile.pair, profile.args
-        plain = speculative_generate(
-            pair.draft, pair.target, profile.inputs[name], args.max_new_tokens, gamma, engine=engine
-        )
+        clocked = _speculate(profile, engine, gamma, name, PhaseClock())
+        plain = _speculate(profile, engine, gamma, name)
         ratios.append(clocked.wall_time / plain.wall_time)
     return float(np.median(ratios)) - 1
 

@@ -351,8 +351,7 @@ def _print_ceilings(benchmark: Benchmark) -> dict:
 
 def _ceiling(model: torch.nn.Module, facts: ModelFacts, benchmark: Benchmark) -> dict:
     """Return one model's time per token beside what reading its weights takes at this device's bandwidth."""
-    size = min(facts.bytes_per_token, devices.LARGE_BUFFER_BYTES)
-    ceiling = facts.bytes_per_token / devices.read_bandwidth(model.device, size)
+    ceiling = facts.bytes_per_token / devices.weights_bandwidth(model.device, facts.bytes_per_token)
     input_ids = next(iter(benchmark.inputs.values()))
     engine = benchmark.args.engines[0]
     tokens = min(8, benchmark.args.max_new_tokens)  # enough for a first look; the rows are measured properly

@@ -124,6 +124,11 @@ def _fastest(kernel, device: torch.device) -> float:
     return min(times)
 
 
+def weights_bandwidth(device: torch.device, bytes_per_token: int) -> float:
+    """Return the read bandwidth (bytes/s) on a buffer as large as a model's weights, at most LARGE_BUFFER_BYTES."""
+    return read_bandwidth(device, min(bytes_per_token, LARGE_BUFFER_BYTES))
+
+
 def compute_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Return the operations/s (multiply and add are two) that a large matrix product of ``dtype`` reaches here."""
     left = torch.ones(PEAK_MATRIX, PEAK_MATRIX, device=device, dtype=dtype)

@@ -2,7 +2,8 @@
 
 Section 1 splits steps into draft, target, verify, sync and the rest; section 2 follows acceptance along the text and
 along the block; section 3 along temperature, under the study's exact match and under rejection sampling; section 4
-times single forwards by width, cache length and batch, beside the ceilings of the device.
+times single forwards by width, cache length and batch, beside the ceilings of the device; section 5 sets the techniques
+of the second document side by side: who proposes, and how many.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from specdec import (
+    claims,
     cli,
     evidence,
     figures,
@@ -31,7 +34,9 @@ from specdec import (
     simulation,
 )
 from specdec.engine import device as devices
+from specdec.engine import strategies
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
+from specdec.engine.compiling import Wanted, prepare_fast_kernels
 from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
 from specdec.engine.drafting import ModelDraft
 from specdec.engine.engines import get_engine
@@ -51,12 +56,13 @@ DEVICE = "auto"  # CUDA where it works, else the CPU
 DRAFT_DEVICE = None  # where the target is
 DTYPE = "auto"  # float16 on CUDA, else float32
 THREADS = 0  # as many as torch takes
+COMPILE = "auto"  # of the fast engine's forwards: where this run repays it
 SEED = 0  # of sampling and of random weights
 PROMPTS = tuple(prompt.name for prompt in EIGHT_PROMPTS)  # the study's eight
 PROMPT_FILE = None  # in place of the eight
 CHAT = False  # plain continuation, as in the study
 GAMMAS = (1, 2, 4, 8)  # draft tokens per step, as in the study
-SECTIONS = (1, 2, 3, 4)
+SECTIONS = (1, 2, 3, 4, 5)
 ENGINES = ("published", "fast")
 STEPS = 20  # full steps per engine and gamma in section 1, as in the study
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.5)  # of section 3, as in the study
@@ -86,17 +92,25 @@ RANDOM_PROMPT_TOKENS = 48  # of a made-up prompt with random weights; about what
 # ---------------------------------------------------------------------------------------------------------------------
 
 PHASE = "phase3"
+TIMING_SECTIONS = (1, 4)  # those that untrained weights can answer
 FLAGS = {
     **cli.PAIR_FLAGS,
     **cli.PROMPT_FLAGS,
-    "SECTIONS": cli.Flag(cli.several(cli.integer(1, 4)), "sections to run, comma-separated"),
+    "SECTIONS": cli.Flag(cli.several(cli.integer(1, 5)), "sections to run, comma-separated"),
     "ENGINES": cli.Flag(cli.several(cli.choice("published", "fast")), "engines to run, comma-separated"),
     "STEPS": cli.Flag(cli.integer(1), "full steps per engine and gamma in section 1"),
     "TEMPERATURES": cli.Flag(cli.several(cli.number(0.0)), "temperatures of section 3, comma-separated"),
     "MAX_NEW_TOKENS": cli.Flag(cli.integer(2), "new tokens per run"),
     **cli.FOLDER_FLAGS,
 }
-TABLES = (results.BREAKDOWN, results.BY_POSITION, results.BY_TEMPERATURE, results.ISOLATED, results.VERIFY_COST)
+TABLES = (
+    results.BREAKDOWN,
+    results.BY_POSITION,
+    results.BY_TEMPERATURE,
+    results.ISOLATED,
+    results.VERIFY_COST,
+    results.STRATEGIES,
+)
 NOT_COMPARED_ON_RESUME = ("results_dir", "plots_dir", "resume", "quick", "sections")
 
 
@@ -155,8 +169,9 @@ def _inputs(pair: Pair, prompts: list, args: Namespace) -> dict[str, torch.Tenso
 
 
 def _parts(args: Namespace, pair: Pair, prompts: int) -> int:
-    by_section = {1: len(args.engines) * (len(args.gammas) + 1), 2: prompts, 3: prompts, 4: 4 * len(args.engines)}
-    return sum(by_section[section] for section in args.sections if pair.tokenizer is not None or section in (1, 4))
+    engines = len(args.engines)
+    parts = {1: engines * (len(args.gammas) + 1), 2: prompts, 3: prompts, 4: 4 * engines, 5: prompts}
+    return sum(parts[section] for section in args.sections if pair.tokenizer is not None or section in TIMING_SECTIONS)
 
 
 def _profile(profile: Profile, argv: list[str] | None) -> None:
@@ -165,15 +180,18 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     print(f"pair    {profile.pair.label}")
     ceilings = _ceilings(profile.pair)
     manifest.write(device=devices.describe(device), ceilings=ceilings)
+    if "fast" in profile.args.engines:
+        wanted = _wanted(profile)
+        manifest.write(fast_kernels=prepare_fast_kernels(profile.pair, profile.args.compile, wanted, tqdm.write))
     skipped = []
     for section in profile.args.sections:
-        if profile.pair.tokenizer is None and section in (2, 3):
+        if profile.pair.tokenizer is None and section not in TIMING_SECTIONS:
             skipped.append(section)
             tqdm.write(f"\nSection {section} is skipped: untrained models accept tokens by chance alone.")
         elif section == 4:
             section4_isolated_timing(profile, ceilings)
         else:
-            {1: section1_time_breakdown, 2: section2_position, 3: section3_temperature}[section](profile)
+            SECTION_FUNCTIONS[section](profile)
     profile.bar.close()
     manifest.complete(device_after=devices.describe(device), skipped_sections=skipped)
     _predict(profile)
@@ -181,12 +199,21 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(plots)}")
 
 
+def _wanted(profile: Profile) -> Wanted:
+    """Return what the sections will ask of the fast engine; section 3 runs it most."""
+    args = profile.args
+    longest = max(input_ids.shape[1] for input_ids in profile.inputs.values()) + args.max_new_tokens
+    runs = len(args.gammas) + 1 + (len(args.temperatures) * (SAMPLING_SEEDS + 1) if 3 in args.sections else 0)
+    return Wanted((*args.gammas, MATCH_GAMMA), longest, len(profile.inputs) * runs * args.max_new_tokens)
+
+
 def _open_run(profile: Profile, argv: list[str] | None) -> run.Manifest:
     """Begin a new run, moving an earlier one's files away, or take up the one in the folder."""
     args = profile.args
     constants = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED_ON_RESUME}
     entries = run.run_entries(argv, constants) | {"pair": profile.pair.manifest_entry()}
-    return run.open_run(profile.folder, PHASE, [table.file for table in TABLES], entries, args.resume)
+    files = [table.file for table in (*TABLES, results.CLAIMS)]
+    return run.open_run(profile.folder, PHASE, files, entries, args.resume)
 
 
 def _say(lines: list[str]) -> None:
@@ -314,9 +341,9 @@ def _steps_by_position(profile: Profile, name: str) -> list[dict]:
 def _greedy_text(profile: Profile, name: str) -> tuple[list[int], PairLogits]:
     """Return the target's greedy text and both models' logits along it."""
     input_ids = profile.inputs[name]
-    engine = profile.args.engines[0]
+    engine = profile.args.engines[-1]
     tokens = autoregressive_generate(profile.pair.target, input_ids, profile.args.max_new_tokens, engine=engine).tokens
-    return tokens, pair_logits(profile.pair, input_ids, tokens)
+    return tokens, pair_logits(profile.pair, input_ids, tokens, engine)
 
 
 # --- Section 3: acceptance along temperature -------------------------------------------------------------------------
@@ -384,7 +411,7 @@ def _sampled(profile: Profile, name: str, temperature: float) -> dict:
             generator=_generator(profile, name, temperature, seed),
         )
         places, taken = tried_positions(generation)
-        overlap = pair_logits(pair, input_ids, generation.tokens).overlap(temperature)
+        overlap = pair_logits(pair, input_ids, generation.tokens, engine).overlap(temperature)
         accepted += taken
         overlaps += overlap[places].tolist()
     return profile_findings.sampled_alpha(np.array(accepted), np.array(overlaps))
@@ -461,6 +488,37 @@ def _shapes(model: torch.nn.Module) -> list[tuple[Held, tuple[int, ...]]]:
     return [(Held(), WIDTHS), *((held, FEW_WIDTHS) for held in lengths + batches)]
 
 
+# --- Section 5: who proposes, and how many ---------------------------------------------------------------------------
+
+
+def section5_strategies(profile: Profile) -> None:
+    """Measure every strategy on every prompt, and check the second document's claims against that."""
+    compared = strategies.strategies(profile.pair, profile.args.gammas)
+    for name in profile.inputs:
+        profile.unit(results.STRATEGIES, lambda n=name: _strategy_rows(profile, compared, n), prompt=name)
+    table = _stored(profile.folder, results.STRATEGIES)
+    claimed = claims.check_claims(table)
+    results.write_table(profile.folder, results.CLAIMS, claimed)
+    _say(profile_findings.show_strategies(claims.totals(table), claimed))
+
+
+def _strategy_rows(profile: Profile, compared: list[strategies.Strategy], name: str) -> list[dict]:
+    _, logits = _greedy_text(profile, name)
+    agrees = logits.match(0).numpy().astype(bool)
+    tokens = profile.args.max_new_tokens
+    new_generator = partial(_generator, profile, name, temperature=0.0, seed=0)
+    task = strategies.Task(profile.inputs[name], tokens, agrees, new_generator)
+    return strategies.measure_all(profile.pair, compared, task)
+
+
+SECTION_FUNCTIONS = {
+    1: section1_time_breakdown,
+    2: section2_position,
+    3: section3_temperature,
+    5: section5_strategies,
+}
+
+
 # --- What follows from the tables ------------------------------------------------------------------------------------
 
 
@@ -494,6 +552,7 @@ def _draw(profile: Profile) -> list[str]:
     """Draw every plot whose tables are there; returns their names."""
     folder, label = profile.folder, profile.pair.label
     breakdown, position, temperature, isolated = (_stored(folder, table) for table in TABLES[:4])
+    strategy_rows = _stored(folder, results.STRATEGIES)
     plots: dict[str, Callable[[], Figure]] = {}
     if len(breakdown):
         plots["time_breakdown"] = lambda: profile_figures.plot_time_breakdown(breakdown, label)
@@ -502,6 +561,10 @@ def _draw(profile: Profile) -> list[str]:
         plots["alpha_vs_position"] = lambda: profile_figures.plot_alpha_vs_position(position, label)
     if len(temperature):
         plots["alpha_vs_temperature"] = lambda: profile_figures.plot_alpha_vs_temperature(temperature, label)
+    if len(strategy_rows):
+        plots["strategies"] = lambda: profile_figures.plot_strategies(
+            claims.totals(strategy_rows), strategy_rows, label
+        )
     if len(isolated):
         plots["timing_analysis"] = lambda: profile_figures.plot_timing_analysis(isolated, breakdown, label)
     return [figures.save(plot(), Path(profile.args.plots_dir), name).name for name, plot in plots.items()]

@@ -23,7 +23,9 @@ from tqdm import tqdm
 from specdec import cli, findings, results, run
 from specdec.engine import device as devices
 from specdec.engine.acceptance import trace_agreement
+from specdec.engine.compiling import Wanted, prepare_fast_kernels
 from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
+from specdec.engine.engines import get_engine
 from specdec.engine.exactness import explain_mismatch
 from specdec.engine.pair import ModelFacts, Pair, encode, eos_ids, pair_from_flags
 from specdec.errors import InputError, MeasurementError
@@ -41,6 +43,7 @@ DEVICE = "auto"  # CUDA where it works, else the CPU
 DRAFT_DEVICE = None  # where the target is
 DTYPE = "auto"  # float16 on CUDA, else float32
 THREADS = 0  # as many as torch takes
+COMPILE = "auto"  # of the fast engine's forwards: where this run repays it
 SEED = 0  # greedy decoding draws nothing; kept for the manifest
 PROMPTS = tuple(prompt.name for prompt in EIGHT_PROMPTS)  # the study's eight
 PROMPT_FILE = None  # in place of the eight
@@ -142,6 +145,7 @@ def measure(benchmark: Benchmark, argv: list[str] | None) -> None:
     with tqdm(total=len(todo) * (len(args.gammas) + 2), disable=None, unit="run", smoothing=0) as bar:
         for engine, of_engine in groupby(todo, key=lambda unit: unit.engine):
             bar.set_description(f"{engine}: warm-up")
+            _prepare(benchmark, engine, manifest)
             _warm_up_widths(benchmark, engine)
             for prompt, of_prompt in groupby(of_engine, key=lambda unit: unit.prompt):
                 _warm_up_prompt(benchmark, prompt, engine)
@@ -159,6 +163,18 @@ def _units(benchmark: Benchmark) -> Iterator[Unit]:
         for prompt in benchmark.prompts:
             for repeat in range(benchmark.args.repeats):
                 yield Unit(engine, prompt, repeat)
+
+
+def _prepare(benchmark: Benchmark, engine: str, manifest: run.Manifest) -> None:
+    """Convert the models to the engine's kernels and compile them if that pays; the manifest says what was done."""
+    pair, args = benchmark.pair, benchmark.args
+    for model in (pair.draft, pair.target):
+        get_engine(engine).prepare(model)
+    if engine == "fast":
+        runs = len(benchmark.prompts) * args.repeats * (len(args.gammas) + 1)
+        longest = max(input_ids.shape[1] for input_ids in benchmark.inputs.values()) + args.max_new_tokens
+        wanted = Wanted(args.gammas, longest, runs * args.max_new_tokens)
+        manifest.write(fast_kernels=prepare_fast_kernels(pair, args.compile, wanted, tqdm.write))
 
 
 # --- Measuring -------------------------------------------------------------------------------------------------------
@@ -319,7 +335,7 @@ def _write_trace(benchmark: Benchmark) -> None:
     texts = {entry["prompt"]: entry for entry in _read_texts(benchmark.folder) if entry["kind"] == "baseline"}
     rows = []
     for name, input_ids in benchmark.inputs.items():
-        trace = trace_agreement(benchmark.pair, input_ids, texts[name]["tokens"])
+        trace = trace_agreement(benchmark.pair, input_ids, texts[name]["tokens"], benchmark.args.engines[-1])
         rows += [{"prompt": name, **row} for row in trace]
     results.write_table(benchmark.folder, results.TRACE, pd.DataFrame(rows))
 

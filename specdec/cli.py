@@ -94,6 +94,7 @@ PAIR_FLAGS = {
     "DRAFT_DEVICE": Flag(str, "the draft's device, if it is another"),
     "DTYPE": Flag(choice("auto", "float32", "float16", "bfloat16"), "auto is float16 on CUDA, else float32"),
     "THREADS": Flag(integer(0), "CPU threads; 0 leaves it to torch"),
+    "COMPILE": Flag(choice("auto", "on", "off"), "compile the fast engine's forwards; auto: where this run repays it"),
     "SEED": Flag(integer(0), "seed of random weights and of sampling"),
 }
 PROMPT_FLAGS = {

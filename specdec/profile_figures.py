@@ -230,3 +230,28 @@ def _sync_panel(axes: Axes, steps: pd.DataFrame) -> None:
     axes.set_ylabel("sync per step (ms)")
     axes.set_ylim(0, 1.35 * max(high.max(), draft))  # room for the legend above the bars
     axes.legend(frameon=False, loc="upper left")
+
+
+def plot_strategies(totals: pd.DataFrame, rows: pd.DataFrame, label: str) -> Figure:
+    """Plot each strategy's speedup over all prompts, with a dot for every prompt; best at the top."""
+    timed = totals.dropna(subset="speedup").sort_values("speedup")
+    usable = [temperature == 0 and not name.startswith("oracle") for name, temperature in timed.index]
+    best = timed[usable].iloc[-1]
+    title = f"Of the strategies that anyone can use, {best.name[0]} is fastest: {best.speedup:.2f} times plain decoding"
+    source = (
+        f"{label}. Bars: all prompts' time together, orange where tokens are drawn; dots: single prompts. Plain "
+        "decoding of the same length and temperature, engine fast, prefill included."
+    )
+    with rc_context(STYLE):
+        figure, (axes,) = figures.new_figure(title, source, panels=1, size=(11, 0.42 * len(timed) + 2.4))
+        places = range(len(timed))
+        colours = [BLUE if temperature == 0 else ORANGE for _, temperature in timed.index]
+        axes.barh(places, timed.speedup, color=colours, alpha=0.55)
+        for place, (name, temperature) in enumerate(timed.index):
+            own = rows[(rows.strategy == name) & (rows.temperature == temperature)].speedup.dropna()
+            axes.plot(own, [place] * len(own), "o", color="black", markersize=4, alpha=0.6)
+        names = [f"{name}, T {temperature:g}" if temperature else name for name, temperature in timed.index]
+        axes.set_yticks(places, names)
+        axes.axvline(1, color="black", linestyle="--")
+        axes.set_xlabel("speedup over plain decoding")
+    return figure

@@ -258,3 +258,19 @@ def show_predictions(rows: pd.DataFrame) -> list[str]:
                     f"predicted {group[column].min():.2f} to {group[column].max():.2f}"
                 )
     return lines
+
+
+def show_strategies(table: pd.DataFrame, claimed: pd.DataFrame) -> list[str]:
+    """Return the lines that say what each strategy brings, from ``claims.totals`` and ``claims.check_claims``."""
+    lines = ["\nSection 5, strategies over all prompts (engine fast; time against plain decoding, prefill included):"]
+    for (name, temperature), row in table.iterrows():
+        shown = f"{name}, T {temperature:g}" if temperature else name
+        alpha = "none" if pd.isna(row.alpha) else f"{row.alpha:.2f}"
+        equal = "sampled" if pd.isna(row.equal) else f"tokens equal on {row.equal} of {row.prompts}"
+        lines.append(
+            f"  {shown:44} speedup {row.speedup:.2f} (above 1 on {row.helpful}), gamma {row.gamma_mean:.1f}, "
+            f"alpha {alpha}, {row.tokens_per_step:.2f} tokens a step, {equal}"
+        )
+    lines += ["\nThe second document's claims:"]
+    lines += [f"  {claim.claim}: {claim.verdict} ({claim.measured})" for claim in claimed.itertuples()]
+    return lines

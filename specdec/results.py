@@ -131,6 +131,21 @@ BY_TEMPERATURE = Table(
     ),
     PHASE3,
 )
+STRATEGIES = Table(
+    "strategies.csv",
+    _columns(
+        "text: strategy prompt",
+        "number: gamma_mean temperature acceptance_rate alpha tokens_per_step",
+        "integer: steps",
+        "number: time_s speedup",
+        "flag: tokens_equal_baseline",
+        "text: note",
+        "integer: new_tokens proposed accepted tried",
+        "number: baseline_time_s",
+    ),
+    PHASE3,
+)
+CLAIMS = Table("claims.csv", _columns("text: claim source measured verdict"), PHASE3)
 ISOLATED = Table(
     "timing_isolation.csv",
     _columns("text: engine model", "integer: repetition cache_length", "number: ms"),

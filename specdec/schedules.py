@@ -6,7 +6,7 @@ trace replay call it the same way, so that a schedule can be judged without runn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -54,3 +54,100 @@ class FixedGamma:
 def as_schedule(gamma: int | Schedule) -> Schedule:
     """Return ``gamma`` itself if it is a schedule, else the fixed schedule of that many tokens."""
     return gamma if callable(gamma) else FixedGamma(gamma)
+
+
+@dataclass(frozen=True)
+class AdaptiveGamma:
+    """The second document's rule: min(gamma_max, floor(1 / (1 - agreement))), from this request's history alone.
+
+    Agreement is alpha so far, so 1 / (1 - agreement) = tried / rejections, computed in integers. ``gamma_max`` while
+    nothing was rejected, half of it before anything was tried, and never 0.
+    """
+
+    gamma_max: int = 8
+
+    def __call__(self, history: History) -> int:
+        if not history.tried:
+            return max(1, self.gamma_max // 2)
+        if not history.rejections:
+            return self.gamma_max
+        return max(1, min(self.gamma_max, history.tried // history.rejections))
+
+
+@dataclass(frozen=True)
+class ForwardCosts:
+    """What forwards cost at some cache lengths, in one unit of time.
+
+    ``lengths``: ascending cache lengths. ``draft``: a draft forward over one token at each of them. ``target``: at each
+    of them the target's forward over 1, 2, ... tokens. Between lengths costs are interpolated, outside they are the
+    nearest one's.
+    """
+
+    lengths: tuple[int, ...]
+    draft: tuple[float, ...]
+    target: tuple[tuple[float, ...], ...]
+
+    @property
+    def gamma_max(self) -> int:
+        """The largest gamma whose target forward was measured."""
+        return min(len(costs) for costs in self.target) - 1
+
+    def step(self, gamma: int, length: int) -> float:
+        """Return what a step that proposes ``gamma`` tokens costs with ``length`` tokens in the cache."""
+        by_length = [costs[gamma] for costs in self.target]
+        return gamma * _interpolated(length, self.lengths, self.draft) + _interpolated(length, self.lengths, by_length)
+
+
+@dataclass(frozen=True)
+class CostAwareGamma:
+    """Propose as many tokens as give the most tokens per time, by this request's alpha so far and measured costs.
+
+    gamma = argmax (1 + a + ... + a^gamma) / (gamma T_draft + T_target(gamma + 1)) with the costs at the present cache
+    length. It may be 0, plain decoding; then one token is proposed every ``probe_every`` tokens, so that a request that
+    becomes predictable is noticed. ``prior_alpha`` counts like ``prior_tried`` tokens tried before the request began.
+    Later tokens count more: what was tried n tokens earlier weighs ``memory`` to the n.
+    """
+
+    costs: ForwardCosts
+    prior_alpha: float = 0.6
+    prior_tried: float = 4.0
+    memory: float = 0.98
+    probe_every: int = 16
+
+    def __call__(self, history: History) -> int:
+        best = self.best_gamma(self.alpha(history), history.prompt_tokens + history.new_tokens)
+        return best or int(self._due_for_a_probe(history))
+
+    def alpha(self, history: History) -> float:
+        """Return the expected acceptance of the next proposed token."""
+        accepted, tried = self.prior_alpha * self.prior_tried, self.prior_tried
+        for proposed, taken in zip(history.proposed, history.accepted, strict=True):
+            now_tried = min(taken + 1, proposed)
+            fading = self.memory**now_tried
+            accepted, tried = accepted * fading + taken, tried * fading + now_tried
+        return accepted / tried
+
+    def best_gamma(self, alpha: float, length: int) -> int:
+        """Return the gamma with the most expected tokens per time; the smallest of equals."""
+
+        def tokens_per_time(gamma: int) -> float:
+            return sum(alpha**place for place in range(gamma + 1)) / self.costs.step(gamma, length)
+
+        return max(range(self.costs.gamma_max + 1), key=tokens_per_time)
+
+    def _due_for_a_probe(self, history: History) -> bool:
+        since = 0
+        for proposed, accepted in zip(reversed(history.proposed), reversed(history.accepted), strict=True):
+            if proposed:
+                break
+            since += accepted + 1
+        return since >= self.probe_every
+
+
+def _interpolated(x: float, places: tuple[int, ...], values: Sequence[float]) -> float:
+    if x <= places[0]:
+        return values[0]
+    for left, right, low, high in zip(places, places[1:], values, values[1:], strict=False):
+        if x <= right:
+            return low + (high - low) * (x - left) / (right - left)
+    return values[-1]

@@ -11,10 +11,11 @@ from conftest import make_model
 import phase3_profiling
 import speculative_decoding
 from specdec import results, run
-from specdec.engine import sources
+from specdec.engine import drafting, exactness, sources, strategies
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.decoding import Generation, autoregressive_generate, speculative_generate
 from specdec.engine.isolation import WARM_UP_PASSES, Held, time_passes
+from specdec.engine.pair import encode
 from specdec.engine.verification import distribution
 from specdec.prompts import PROMPTS
 
@@ -122,10 +123,46 @@ def test_predictions_are_completed_and_plots_drawn(profiled):
         "alpha_vs_position",
         "alpha_vs_temperature",
         "timing_analysis",
+        "strategies",
     }
     manifest = run.read_manifest(profiled, "phase3")
     assert manifest["status"] == "complete"
     assert manifest["ceilings"]["target"]["ceiling_ms"] > 0
+
+
+def test_every_strategy_has_its_row_and_gives_the_baselines_tokens_unless_it_samples(profiled):
+    rows = read(profiled, results.STRATEGIES)
+    per_prompt = rows.groupby("prompt").size()
+    assert per_prompt.nunique() == 1
+    assert {"adaptive gamma", "cost-aware gamma", "early exit, gamma 1", "prompt lookup, gamma 4"} <= set(rows.strategy)
+    greedy = rows[rows.temperature == 0]
+    assert greedy.tokens_equal_baseline.all()
+    assert rows[rows.temperature > 0].tokens_equal_baseline.isna().all()
+    assert (rows.speedup - rows.baseline_time_s / rows.time_s).abs().max() < 1e-5
+    assert (rows.new_tokens == 1 + rows.accepted + rows.steps).all()
+    assert len(read(profiled, results.CLAIMS)) > 5
+
+
+def test_a_strategy_that_gives_other_tokens_gets_no_speed(tiny_pair, monkeypatch):
+    class Forgetting(drafting.EarlyExitDraft):
+        """Resets the target's lower cache instead of rolling it back, as a faulty suite once did."""
+
+        def propose(self, text, count):
+            proposal = super().propose(text, count)
+            self.cached.cache.rollback(0)
+            return proposal
+
+    input_ids = encode(tiny_pair, PROMPTS[0])
+    task = strategies.Task(input_ids, 24, [True] * 24, torch.Generator)
+    faulty = strategies.Strategy("faulty", lambda: Forgetting(2), 2)
+    with pytest.raises(AssertionError, match="the target's cache"):
+        strategies.measure_all(tiny_pair, [faulty], task)
+    wrong = strategies.Strategy("wrong", lambda: drafting.EarlyExitDraft(2), 2)
+    monkeypatch.setattr(strategies, "explain_mismatch", lambda *args: exactness.Mismatch(3, 5.0, 0.1))
+    (row,) = strategies.measure_all(tiny_pair, [wrong], task)
+    assert row["time_s"] is row["speedup"] is None
+    assert "FAULT" in row["note"]
+    assert row["tokens_equal_baseline"] is False
 
 
 def test_resume_measures_only_what_is_missing(profiled, tmp_path, monkeypatch):
@@ -181,7 +218,7 @@ def test_predictions_from_another_pairs_run_are_refused(profiled, pair_folders, 
 @pytest.mark.parametrize(
     "flag, value, message",
     [
-        ("--sections", "5", "5 is not a whole number from 1 to 4"),
+        ("--sections", "7", "7 is not a whole number from 1 to 5"),
         ("--temperatures", "-1", "'-1' is not a number >= 0"),
         ("--temperatures", "nan", "'nan' is not a number >= 0"),
         ("--steps", "0", "0 is not a whole number >= 1"),

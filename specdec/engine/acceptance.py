@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.engine.decoding import Generation
-from specdec.engine.forward import CachedModel, usable_vocab
-from specdec.engine.kv_cache import stock_cache
+from specdec.engine.engines import get_engine
 from specdec.engine.pair import Pair
 from specdec.engine.verification import distribution
 
@@ -39,24 +38,28 @@ class PairLogits:
 
 
 @torch.inference_mode()
-def pair_logits(pair: Pair, input_ids: torch.Tensor, tokens: Sequence[int]) -> PairLogits:
+def pair_logits(pair: Pair, input_ids: torch.Tensor, tokens: Sequence[int], engine: str = "published") -> PairLogits:
     """Return both models' logits along ``tokens`` after the prompt: one teacher-forced pass of each, on the CPU."""
-    return PairLogits(*(_teacher_forced(model, input_ids, tokens) for model in (pair.draft, pair.target)))
+    return PairLogits(*(_teacher_forced(model, input_ids, tokens, engine) for model in (pair.draft, pair.target)))
 
 
-def _teacher_forced(model: torch.nn.Module, input_ids: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+def _teacher_forced(
+    model: torch.nn.Module, input_ids: torch.Tensor, tokens: Sequence[int], engine: str
+) -> torch.Tensor:
     text = torch.cat([input_ids[0], torch.tensor(tokens[:-1], dtype=torch.long)]).to(model.device)
-    cached = CachedModel(model, stock_cache(model, text.numel()), usable_vocab(model))
+    cached = get_engine(engine).open(model, text.numel())
     return cached.feed(text, logits_to_keep=len(tokens)).float().cpu()
 
 
-def trace_agreement(pair: Pair, input_ids: torch.Tensor, tokens: Sequence[int]) -> list[dict]:
+def trace_agreement(
+    pair: Pair, input_ids: torch.Tensor, tokens: Sequence[int], engine: str = "published"
+) -> list[dict]:
     """Compare the draft's greedy choice with ``tokens``, the target's greedy text, at every position.
 
     Since greedy speculation commits exactly this text, the rows predict what any gamma or schedule accepts. Returns the
     rows of ``agreement_trace.csv`` without the prompt's name; ``top2_gap`` is the target's best logit minus its second.
     """
-    logits = pair_logits(pair, input_ids, tokens)
+    logits = pair_logits(pair, input_ids, tokens, engine)
     best = logits.target.topk(2).values  # (tokens, 2)
     columns = zip(logits.draft.argmax(-1).tolist(), tokens, (best[:, 0] - best[:, 1]).tolist(), strict=True)
     return [

@@ -112,7 +112,9 @@ def speculative_generate(
 
     ``draft``: a model or any :class:`~specdec.engine.drafting.Draft`. ``input_ids``: (1, n) LongTensor, n >= 1.
     ``max_new_tokens`` >= 0 is exact unless an ``eos_token_id`` comes first, after which the output ends. ``gamma``: an
-    int >= 0 or a schedule. ``engine``: ``published`` or ``fast``. ``clock`` splits each step into phases.
+    int >= 0 or a schedule. ``engine``: ``published`` or ``fast``, which packs the models' linear layers in place; to
+    copy or save a model afterwards, restore it by ``get_engine("published").prepare(model)``. ``clock`` splits each
+    step into phases.
 
     At ``temperature`` 0 the tokens are the target's greedy ones; above, they are drawn with ``generator`` by rejection
     sampling (Chen et al. 2023) and have the distribution of sampling from the target alone.
@@ -128,7 +130,7 @@ def speculative_generate(
     vocab = min(usable_vocab(model) for model in models)
     return _generate(
         Draft() if schedule == FixedGamma(0) else as_draft(draft, parts),
-        CachedModel(target, parts.new_cache(target, request.capacity), vocab),
+        parts.open(target, request.capacity, vocab),
         schedule,
         request,
         clock or timing.NoClock(),
@@ -169,15 +171,16 @@ def _generate(
             count = min(schedule(request.history), request.remaining - 1)
             with clock.phase("draft"):
                 proposal = draft.propose(text, count)
+                proposed = len(proposal.parents)
             with clock.phase("target"):
                 logits = _score(target, text[-1], proposal)
             with clock.phase("verify"):
                 verdict = _verify(draft, target, request, proposal, logits)
-                request.commit(verdict.tokens, count)
+                request.commit(verdict.tokens, proposed)
             if request.remaining:
                 with clock.phase("sync"):
                     target.cache.keep(committed, verdict.path)
-                    draft.sync(text, count)
+                    draft.sync(text, proposed)
                 assert target.cache.length == len(text) - 1, "the target's cache is the text without its newest token"
     ended = timing.now(devices)
     history = request.history
@@ -193,7 +196,7 @@ def _generate(
 
 def _prefill(draft: Draft, target: CachedModel, request: Request) -> int:
     """Feed the prompt to both models; returns the target's first token."""
-    draft.start(request, target.vocab)
+    draft.start(request, target)
     logits = target.feed(request.input_ids[0].to(target.device))  # (1, vocab)
     return _verify(draft, target, request, Proposal.nothing(), logits).tokens[0]
 

@@ -13,7 +13,6 @@ import torch
 
 from specdec.engine.decoding import Generation
 from specdec.engine.engines import get_engine
-from specdec.engine.forward import CachedModel, usable_vocab
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ def explain_mismatch(
 def _logits_at(position, proposed, target, input_ids, tokens, engine, accepted=None) -> torch.Tensor:
     """Return the float32 logits, (vocab,), from which new token ``position`` was chosen, block sizes as given."""
     accepted = accepted or [0] * len(proposed)
-    cache = get_engine(engine).new_cache(target, input_ids.shape[1] + len(tokens) + max(proposed, default=0))
-    cached = CachedModel(target, cache, usable_vocab(target))
+    cached = get_engine(engine).open(target, input_ids.shape[1] + len(tokens) + max(proposed, default=0))
     logits = cached.feed(input_ids[0].to(target.device))[-1]
     newest = 0  # place of the newest committed token among the new ones
     for count, taken in zip(proposed, accepted, strict=True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
+from specdec.engine.compiled_steps import CompiledSteps
 from specdec.engine.kv_cache import KVCache
-from specdec.errors import MeasurementError
+from specdec.errors import InputError, MeasurementError
 
 
 class NonFiniteLogitsError(MeasurementError):
@@ -22,16 +25,36 @@ def model_name(model: torch.nn.Module) -> str:
     return getattr(model, "display_name", type(model).__name__)
 
 
+def first_layers(model: torch.nn.Module, layers: int) -> torch.nn.Module:
+    """Return a model of ``model``'s first ``layers`` that shares all its modules, for a model built like Qwen2.
+
+    Raises InputError for more layers than it has and for a model whose layers can't be found.
+    """
+    inner = getattr(model, "model", None)
+    if not hasattr(inner, "layers"):
+        raise InputError(f"{model_name(model)} is not built like Qwen2: its layers can't be found")
+    if layers > len(inner.layers):
+        raise InputError(f"{model_name(model)} has {len(inner.layers)} layers, {layers} were asked for")
+    lower, lower_inner = copy.copy(model), copy.copy(inner)
+    lower_inner.config = copy.copy(inner.config)
+    lower_inner.config.num_hidden_layers = layers
+    lower.__dict__.pop("compiled_steps", None)  # they are of the whole model
+    lower._modules = {**model._modules, "model": lower_inner}
+    lower.display_name = f"{model_name(model)}, first {layers} layers"
+    return lower
+
+
 class CachedModel:
     """A causal language model with the cache of one request."""
 
-    def __init__(self, model: torch.nn.Module, cache: KVCache, vocab: int) -> None:
+    def __init__(self, model: torch.nn.Module, cache: KVCache, vocab: int, steps: CompiledSteps | None = None) -> None:
         self.model = model
+        self.steps = steps if steps is not None and steps.vocab == vocab else None
         self.name = model_name(model)
         self.cache = cache
         self.vocab = vocab
         self.device = model.device
-        self._logit_sum: torch.Tensor | float = 0.0
+        self._logit_sum = torch.zeros((), device=model.device)
 
     def feed(self, token_ids: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
         """Append ``token_ids`` ((k,) LongTensor on the model's device) to the cache.
@@ -42,6 +65,11 @@ class CachedModel:
 
     def feed_batch(self, token_ids: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
         """Append (batch, k) ids, as many to each request; returns logits, (batch, logits_to_keep or k, vocab)."""
+        batch, tokens = token_ids.shape
+        width = self.steps.width_for(self.cache, tokens) if self.steps and batch == 1 else None
+        if width is not None:
+            logits, self._logit_sum = self.steps.run(token_ids, width, self.cache, self._logit_sum)
+            return logits[:, -logits_to_keep:]
         output = self.model(
             token_ids,
             None,  # causal mask, made by the model
@@ -60,4 +88,4 @@ class CachedModel:
 
         The sum of all logits tells, since NaN and both infinities survive every addition.
         """
-        return torch.isfinite(torch.as_tensor(self._logit_sum))
+        return torch.isfinite(self._logit_sum)

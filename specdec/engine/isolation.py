@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.engine.engines import get_engine
-from specdec.engine.forward import CachedModel, usable_vocab
+from specdec.engine.forward import CachedModel
 from specdec.engine.timing import now
 
 WARM_UP_PASSES = 3  # of each shape, not stored
@@ -31,11 +31,11 @@ def time_passes(
     The cache is rolled back after each forward, so that all start from the same state. Token ids are arbitrary: what a
     forward costs does not depend on them.
     """
-    vocab = usable_vocab(model)
-    cache = get_engine(engine).new_cache(model, held.cache_length + max(widths))
-    cached = CachedModel(model, cache, vocab)
+    cached = get_engine(engine).open(model, held.cache_length + max(widths))
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocab, (held.batch, held.cache_length + max(widths)), generator=generator).to(model.device)
+    ids = torch.randint(cached.vocab, (held.batch, held.cache_length + max(widths)), generator=generator).to(
+        model.device
+    )
     cached.feed_batch(ids[:, : held.cache_length])
     times: dict[int, list[float]] = {}
     for width in widths:

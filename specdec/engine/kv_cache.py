@@ -23,8 +23,9 @@ class PreallocatedLayer(DynamicLayer):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         batch, heads, _, key_dim = key_states.shape
-        self.keys = key_states.new_empty(batch, heads, self.capacity, key_dim)
-        self.values = value_states.new_empty(batch, heads, self.capacity, value_states.shape[-1])
+        # zeros: a compiled forward reads the masked entries too, and 0 times a stray NaN is NaN
+        self.keys = key_states.new_zeros(batch, heads, self.capacity, key_dim)
+        self.values = value_states.new_zeros(batch, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
@@ -65,6 +66,16 @@ class KVCache:
     def length(self) -> int:
         """Tokens stored."""
         return self.layers.get_seq_length()
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens that fit; None for a cache that grows."""
+        return getattr(self.layers.layers[0], "capacity", None)
+
+    def advance(self, tokens: int) -> None:
+        """Count ``tokens`` more, whose entries were written in place by a compiled forward."""
+        for layer in self.layers.layers:
+            layer.length += tokens
 
     def rollback(self, length: int) -> None:
         """Forget all but the first ``length`` tokens; the result holds exactly max(0, min(length, stored))."""

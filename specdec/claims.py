@@ -1,0 +1,148 @@
+"""The second document's claims, each beside what Phase 3 measured: its tables in, one verdict per claim out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+HOLDS, FAILS, UNCLEAR, NOT_TESTED = "holds here", "does not hold here", "unclear here", "not tested here"
+MARGIN = 0.03  # of a total time, and of alpha; two that differ by less count as equal
+USEFUL_GAMMAS = (3, 8)  # the document's range
+LOW_AGREEMENT = 0.40  # below it, the document says, ...
+LOW_SPEEDUP = 1.1  # ... the speedup is below this
+SELF_SPEEDUP = (1.5, 2.0)  # of self-speculation, the document says
+USEFUL_TEMPERATURES = (0.3, 0.8)  # the document's range
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured, in words with numbers, and whether the claim holds."""
+
+    measured: str
+    verdict: str
+
+
+def totals(strategies: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per strategy and temperature: counts and times summed over prompts, and what follows from them.
+
+    speedup is summed baseline time / summed time; helpful the prompts with a speedup above 1; equal those whose tokens
+    are the baseline's (absent where they were sampled). Rows without a time are left out and counted in ``faults``.
+    """
+    groups = strategies.groupby(["strategy", "temperature"], sort=False)
+    timed = strategies.dropna(subset="time_s").groupby(["strategy", "temperature"], sort=False)
+    sums = timed[["steps", "proposed", "accepted", "tried", "time_s", "baseline_time_s"]].sum()
+    table = pd.DataFrame(
+        {
+            "prompts": groups.size(),
+            "faults": groups.time_s.apply(lambda times: int(times.isna().sum())),
+            "gamma_mean": sums.proposed / sums.steps,
+            "alpha": (sums.accepted / sums.tried).where(sums.tried > 0),
+            "tokens_per_step": 1 + sums.accepted / sums.steps,
+            "time_s": sums.time_s,
+            "speedup": sums.baseline_time_s / sums.time_s,
+            "helpful": timed.speedup.apply(lambda speedups: int((speedups > 1).sum())),
+            "equal": groups.tokens_equal_baseline.sum(min_count=1),
+        }
+    )
+    return table.loc[list(groups.groups)] if len(table) else table
+
+
+def best_fixed(table: pd.DataFrame) -> pd.Series | None:
+    """Return the row of the fixed gamma with the least total time; None if there is none."""
+    rows = table[[name.startswith("fixed gamma ") and "," not in name for name, _ in table.index]]
+    return None if rows.empty else rows.loc[rows.time_s.idxmin()]
+
+
+def check_claims(strategies: pd.DataFrame) -> pd.DataFrame:
+    """Return ``claims.csv``: every claim with its place in the document, what was measured, and the verdict."""
+    table = totals(strategies)
+    checks: list[tuple[str, str, Callable[[], Verdict]]] = [
+        ("gamma of 3 to 8 is the useful range", "tuning table", lambda: _gamma_range(table)),
+        ("gamma = min(gamma_max, floor(1 / (1 - agreement)))", "adaptive formula", lambda: _adaptive(table)),
+        ("self-speculation gives 1.5 to 2x without an extra model", "pattern 3", lambda: _self_speculation(table)),
+        ("a lower temperature agrees more; 0.3 to 0.8 is useful", "tuning table", lambda: _temperature(table)),
+        ("outputs under 50 tokens: overhead dominates", "when not to use", lambda: _short(table)),
+        ("agreement under 40 %: speedup below 1.1", "when not to use", lambda: _low_agreement(strategies)),
+        ("drafts of 100 M to 1 B parameters", "tuning table", lambda: Verdict("one draft per run", NOT_TESTED)),
+    ]
+    rows = []
+    for claim, source, check in checks:
+        found = check()
+        rows.append({"claim": claim, "source": source, "measured": found.measured, "verdict": found.verdict})
+    return pd.DataFrame(rows)
+
+
+def _row(table: pd.DataFrame, prefix: str) -> pd.Series | None:
+    rows = table[[name.startswith(prefix) for name, _ in table.index]]
+    return None if rows.empty else rows.loc[rows.time_s.idxmin()]
+
+
+def _missing(what: str) -> Verdict:
+    return Verdict(f"no {what} in this run", NOT_TESTED)
+
+
+def _gamma_range(table: pd.DataFrame) -> Verdict:
+    best = best_fixed(table)
+    if best is None:
+        return _missing("fixed gamma")
+    gamma = int(best.name[0].split()[-1])
+    inside = USEFUL_GAMMAS[0] <= gamma <= USEFUL_GAMMAS[1]
+    return Verdict(
+        f"best fixed gamma over all prompts: {gamma}, speedup {best.speedup:.2f}", HOLDS if inside else FAILS
+    )
+
+
+def _adaptive(table: pd.DataFrame) -> Verdict:
+    best, adaptive, aware = best_fixed(table), _row(table, "adaptive"), _row(table, "cost-aware")
+    if best is None or adaptive is None or aware is None:
+        return _missing("comparison of schedules")
+    ratio = adaptive.time_s / best.time_s
+    measured = (
+        f"time {ratio:.2f} of the best fixed gamma's, mean gamma {adaptive.gamma_mean:.1f}; the rule that weighs cost "
+        f"{aware.time_s / best.time_s:.2f}, mean gamma {aware.gamma_mean:.1f}"
+    )
+    return Verdict(measured, FAILS if ratio > 1 + MARGIN else HOLDS if ratio < 1 - MARGIN else UNCLEAR)
+
+
+def _self_speculation(table: pd.DataFrame) -> Verdict:
+    best = _row(table, "early exit")
+    if best is None:
+        return _missing("early exit")
+    measured = (
+        f"speedup {best.speedup:.2f} ({best.name[0]}), above 1 on {best.helpful:.0f} of {best.prompts:.0f} prompts"
+    )
+    return Verdict(measured, HOLDS if best.speedup >= SELF_SPEEDUP[0] else FAILS)
+
+
+def _temperature(table: pd.DataFrame) -> Verdict:
+    rows = table[[name.startswith("rejection sampling") for name, _ in table.index]]
+    if len(rows) < 2:
+        return _missing("pair of temperatures")
+    cool, warm = rows.iloc[0], rows.iloc[-1]
+    measured = (
+        f"alpha {cool.alpha:.2f} at T {cool.name[1]:g} and {warm.alpha:.2f} at T {warm.name[1]:g}, speedup "
+        f"{cool.speedup:.2f} and {warm.speedup:.2f}"
+    )
+    difference = cool.alpha - warm.alpha
+    return Verdict(measured, UNCLEAR if abs(difference) < MARGIN else HOLDS if difference > 0 else FAILS)
+
+
+def _short(table: pd.DataFrame) -> Verdict:
+    short, long = _row(table, "short output"), _row(table, "fixed gamma 4")
+    if short is None or long is None:
+        return _missing("short output")
+    measured = f"speedup {short.speedup:.2f} for short outputs, {long.speedup:.2f} for the run's length, at gamma 4"
+    lower = short.speedup < long.speedup - MARGIN
+    return Verdict(measured, HOLDS if lower and short.speedup < 1 else UNCLEAR if lower else FAILS)
+
+
+def _low_agreement(strategies: pd.DataFrame) -> Verdict:
+    drafted = strategies.strategy.str.match("fixed gamma|early exit, gamma")  # prompt lookup drafts for nothing
+    rows = strategies[drafted & (strategies.alpha < LOW_AGREEMENT)].dropna(subset="speedup")
+    if rows.empty:
+        return Verdict(f"no run with a model as draft had an alpha below {LOW_AGREEMENT}", NOT_TESTED)
+    below = int((rows.speedup < LOW_SPEEDUP).sum())
+    measured = f"{below} of {len(rows)} runs with alpha below {LOW_AGREEMENT} had a speedup below {LOW_SPEEDUP}"
+    return Verdict(measured, HOLDS if below == len(rows) else FAILS)

@@ -3,7 +3,7 @@
 Section 1 splits steps into draft, target, verify, sync and the rest; section 2 follows acceptance along the text and
 along the block; section 3 along temperature, under the study's exact match and under rejection sampling; section 4
 times single forwards by width, cache length and batch, beside the ceilings of the device; section 5 sets the techniques
-of the second document side by side: who proposes, and how many.
+of the second document side by side: who proposes, and how many; section 6 compresses the key/value cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from specdec import (
     simulation,
 )
 from specdec.engine import device as devices
-from specdec.engine import strategies
+from specdec.engine import kv_techniques, strategies
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.compiling import Wanted, prepare_fast_kernels
 from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
@@ -62,7 +62,7 @@ PROMPTS = tuple(prompt.name for prompt in EIGHT_PROMPTS)  # the study's eight
 PROMPT_FILE = None  # in place of the eight
 CHAT = False  # plain continuation, as in the study
 GAMMAS = (1, 2, 4, 8)  # draft tokens per step, as in the study
-SECTIONS = (1, 2, 3, 4, 5)
+SECTIONS = (1, 2, 3, 4, 5, 6)
 ENGINES = ("published", "fast")
 STEPS = 20  # full steps per engine and gamma in section 1, as in the study
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.5)  # of section 3, as in the study
@@ -93,10 +93,16 @@ RANDOM_PROMPT_TOKENS = 48  # of a made-up prompt with random weights; about what
 
 PHASE = "phase3"
 TIMING_SECTIONS = (1, 4)  # those that untrained weights can answer
+ALL_PROMPTS = "all"  # stands for the prompt in rows of a batch
+KV_UNITS = (
+    *((where, technique) for where in ("draft", "target") for technique in kv_techniques.TECHNIQUES),
+    ("draft", kv_techniques.SKIPPED),
+    ("both", kv_techniques.PREFIX),
+)
 FLAGS = {
     **cli.PAIR_FLAGS,
     **cli.PROMPT_FLAGS,
-    "SECTIONS": cli.Flag(cli.several(cli.integer(1, 5)), "sections to run, comma-separated"),
+    "SECTIONS": cli.Flag(cli.several(cli.integer(1, 6)), "sections to run, comma-separated"),
     "ENGINES": cli.Flag(cli.several(cli.choice("published", "fast")), "engines to run, comma-separated"),
     "STEPS": cli.Flag(cli.integer(1), "full steps per engine and gamma in section 1"),
     "TEMPERATURES": cli.Flag(cli.several(cli.number(0.0)), "temperatures of section 3, comma-separated"),
@@ -110,6 +116,7 @@ TABLES = (
     results.ISOLATED,
     results.VERIFY_COST,
     results.STRATEGIES,
+    results.KV_COMPRESSION,
 )
 NOT_COMPARED_ON_RESUME = ("results_dir", "plots_dir", "resume", "quick", "sections")
 
@@ -170,7 +177,14 @@ def _inputs(pair: Pair, prompts: list, args: Namespace) -> dict[str, torch.Tenso
 
 def _parts(args: Namespace, pair: Pair, prompts: int) -> int:
     engines = len(args.engines)
-    parts = {1: engines * (len(args.gammas) + 1), 2: prompts, 3: prompts, 4: 4 * engines, 5: prompts}
+    parts = {
+        1: engines * (len(args.gammas) + 1),
+        2: prompts,
+        3: prompts,
+        4: 4 * engines,
+        5: prompts + 1,
+        6: len(KV_UNITS),
+    }
     return sum(parts[section] for section in args.sections if pair.tokenizer is not None or section in TIMING_SECTIONS)
 
 
@@ -193,6 +207,7 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
         else:
             SECTION_FUNCTIONS[section](profile)
     profile.bar.close()
+    _check_claims(profile)
     manifest.complete(device_after=devices.describe(device), skipped_sections=skipped)
     _predict(profile)
     plots = _draw(profile)
@@ -496,10 +511,13 @@ def section5_strategies(profile: Profile) -> None:
     compared = strategies.strategies(profile.pair, profile.args.gammas)
     for name in profile.inputs:
         profile.unit(results.STRATEGIES, lambda n=name: _strategy_rows(profile, compared, n), prompt=name)
-    table = _stored(profile.folder, results.STRATEGIES)
-    claimed = claims.check_claims(table)
-    results.write_table(profile.folder, results.CLAIMS, claimed)
-    _say(profile_findings.show_strategies(claims.totals(table), claimed))
+    inputs = list(profile.inputs.values())
+    profile.unit(
+        results.STRATEGIES,
+        lambda: strategies.measure_batch(profile.pair, inputs, profile.args.max_new_tokens),
+        prompt=ALL_PROMPTS,
+    )
+    _say(profile_findings.show_strategies(claims.totals(_stored(profile.folder, results.STRATEGIES))))
 
 
 def _strategy_rows(profile: Profile, compared: list[strategies.Strategy], name: str) -> list[dict]:
@@ -511,11 +529,36 @@ def _strategy_rows(profile: Profile, compared: list[strategies.Strategy], name: 
     return strategies.measure_all(profile.pair, compared, task)
 
 
+# --- Section 6: smaller key/value caches -----------------------------------------------------------------------------
+
+
+def section6_kv_compression(profile: Profile) -> None:
+    """Measure what each compression of the draft's and of the target's cache saves and costs."""
+    inputs = list(profile.inputs.values())
+    texts = kv_techniques.greedy_texts(profile.pair, inputs, profile.args.max_new_tokens)
+    for where, technique in KV_UNITS:
+        profile.unit(
+            results.KV_COMPRESSION,
+            lambda w=where, t=technique: _kv_rows(profile, texts, w, t),
+            where=where,
+            technique=technique,
+        )
+    _say(profile_findings.show_kv_compression(_stored(profile.folder, results.KV_COMPRESSION)))
+
+
+def _kv_rows(profile: Profile, texts: list[list[int]], where: str, technique: str) -> list[dict]:
+    inputs = list(profile.inputs.values())
+    if technique == kv_techniques.PREFIX:
+        return kv_techniques.measure_prefix(profile.pair, inputs, profile.args.max_new_tokens)
+    return [kv_techniques.measure(profile.pair, inputs, texts, where, technique)]
+
+
 SECTION_FUNCTIONS = {
     1: section1_time_breakdown,
     2: section2_position,
     3: section3_temperature,
     5: section5_strategies,
+    6: section6_kv_compression,
 }
 
 
@@ -548,11 +591,20 @@ def _predict(profile: Profile) -> None:
         print(line)
 
 
+def _check_claims(profile: Profile) -> None:
+    """Check the second document's claims against whatever of sections 5 and 6 is there."""
+    measured, compressed = (_stored(profile.folder, table) for table in (results.STRATEGIES, results.KV_COMPRESSION))
+    if len(measured) or len(compressed):
+        claimed = claims.check_claims(measured, compressed)
+        results.write_table(profile.folder, results.CLAIMS, claimed)
+        _say(profile_findings.show_claims(claimed))
+
+
 def _draw(profile: Profile) -> list[str]:
     """Draw every plot whose tables are there; returns their names."""
     folder, label = profile.folder, profile.pair.label
     breakdown, position, temperature, isolated = (_stored(folder, table) for table in TABLES[:4])
-    strategy_rows = _stored(folder, results.STRATEGIES)
+    strategy_rows, compressed = (_stored(folder, table) for table in (results.STRATEGIES, results.KV_COMPRESSION))
     plots: dict[str, Callable[[], Figure]] = {}
     if len(breakdown):
         plots["time_breakdown"] = lambda: profile_figures.plot_time_breakdown(breakdown, label)
@@ -565,6 +617,8 @@ def _draw(profile: Profile) -> list[str]:
         plots["strategies"] = lambda: profile_figures.plot_strategies(
             claims.totals(strategy_rows), strategy_rows, label
         )
+    if len(compressed):
+        plots["kv_compression"] = lambda: profile_figures.plot_kv_compression(compressed, label)
     if len(isolated):
         plots["timing_analysis"] = lambda: profile_figures.plot_timing_analysis(isolated, breakdown, label)
     return [figures.save(plot(), Path(profile.args.plots_dir), name).name for name, plot in plots.items()]

@@ -225,7 +225,6 @@ def _run_row(benchmark: Benchmark, unit: Unit, baseline: Generation, draft: Gene
     if fault:
         benchmark.faults.append(f"{unit.engine}, {unit.prompt.name}, repeat {unit.repeat + 1}: {mismatch}")
         tqdm.write(f"fault: {benchmark.faults[-1]}; its speed is not stored", file=sys.stderr)
-    rejections = sum(a < p for a, p in zip(generation.accepted, generation.proposed, strict=True))
     return {
         "prompt": unit.prompt.name,
         "category": unit.prompt.category,
@@ -242,7 +241,7 @@ def _run_row(benchmark: Benchmark, unit: Unit, baseline: Generation, draft: Gene
         "steps": len(generation.accepted),
         "proposed": sum(generation.proposed),
         "accepted": sum(generation.accepted),
-        "rejections": rejections,
+        "rejections": generation.rejections,
         "matches_baseline": mismatch is None,
         "near_tie": mismatch is not None and mismatch.near_tie,
         "first_mismatch": mismatch and mismatch.position,

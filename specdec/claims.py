@@ -55,8 +55,11 @@ def best_fixed(table: pd.DataFrame) -> pd.Series | None:
     return None if rows.empty else rows.loc[rows.time_s.idxmin()]
 
 
-def check_claims(strategies: pd.DataFrame) -> pd.DataFrame:
-    """Return ``claims.csv``: every claim with its place in the document, what was measured, and the verdict."""
+def check_claims(strategies: pd.DataFrame, compressed: pd.DataFrame) -> pd.DataFrame:
+    """Return ``claims.csv``: every claim with its place in the document, what was measured, and the verdict.
+
+    ``strategies`` and ``compressed``: rows of ``strategies.csv`` and ``kv_compression.csv``; either may be empty.
+    """
     table = totals(strategies)
     checks: list[tuple[str, str, Callable[[], Verdict]]] = [
         ("gamma of 3 to 8 is the useful range", "tuning table", lambda: _gamma_range(table)),
@@ -65,6 +68,12 @@ def check_claims(strategies: pd.DataFrame) -> pd.DataFrame:
         ("a lower temperature agrees more; 0.3 to 0.8 is useful", "tuning table", lambda: _temperature(table)),
         ("outputs under 50 tokens: overhead dominates", "when not to use", lambda: _short(table)),
         ("agreement under 40 %: speedup below 1.1", "when not to use", lambda: _low_agreement(strategies)),
+        ("int8 and int4 make the cache 4 to 8 times smaller", "cache compression", lambda: _quantised(compressed)),
+        ("a compressed cache does not help where memory bounds", "when not to use", lambda: _faster(compressed)),
+        ("skipping lower layers' cache saves memory in the draft", "cache compression", lambda: _skipped(compressed)),
+        ("a shared prefix need not be computed again", "cache compression", lambda: _prefix(compressed)),
+        ("a tree accepts more than a chain", "tree speculation", lambda: _tree(table)),
+        ("a batch of 8 to 64 uses the device better", "tuning table", lambda: _batch(table)),
         ("drafts of 100 M to 1 B parameters", "tuning table", lambda: Verdict("one draft per run", NOT_TESTED)),
     ]
     rows = []
@@ -146,3 +155,64 @@ def _low_agreement(strategies: pd.DataFrame) -> Verdict:
     below = int((rows.speedup < LOW_SPEEDUP).sum())
     measured = f"{below} of {len(rows)} runs with alpha below {LOW_AGREEMENT} had a speedup below {LOW_SPEEDUP}"
     return Verdict(measured, HOLDS if below == len(rows) else FAILS)
+
+
+def _compressed(rows: pd.DataFrame, technique: str, where: str) -> pd.Series | None:
+    found = rows[(rows.technique == technique) & (rows["where"] == where)]
+    return None if found.empty else found.iloc[0]
+
+
+def _quantised(rows: pd.DataFrame) -> Verdict:
+    none, int8, int4 = (_compressed(rows, technique, "target") for technique in ("none", "int8", "int4"))
+    if none is None or int8 is None or int4 is None:
+        return _missing("quantised cache")
+    times = [none.bytes_per_token / row.bytes_per_token for row in (int8, int4)]
+    measured = (
+        f"{times[0]:.1f} and {times[1]:.1f} times smaller with their scales; {int8.tokens_equal_share:.0%} and "
+        f"{int4.tokens_equal_share:.0%} of tokens unchanged in the target"
+    )
+    return Verdict(measured, HOLDS if times[0] >= 4 and times[1] >= 4 else UNCLEAR if times[1] >= 4 else FAILS)
+
+
+def _faster(rows: pd.DataFrame) -> Verdict:
+    none, int8 = (_compressed(rows, technique, "target") for technique in ("none", "int8"))
+    if none is None or int8 is None:
+        return _missing("quantised cache")
+    ratio = int8.time_s / none.time_s
+    return Verdict(f"with int8 in the target {ratio:.2f} of the time", HOLDS if ratio > 1 - MARGIN else FAILS)
+
+
+def _skipped(rows: pd.DataFrame) -> Verdict:
+    none, skipped = (_compressed(rows, technique, "draft") for technique in ("none", "lower layers keep none"))
+    if none is None or skipped is None:
+        return _missing("draft without lower caches")
+    saved = 1 - skipped.bytes_per_token / none.bytes_per_token
+    measured = f"{saved:.0%} of the draft's cache saved, alpha {none.alpha:.2f} to {skipped.alpha:.2f}"
+    return Verdict(measured, HOLDS if skipped.alpha > none.alpha - MARGIN else FAILS)
+
+
+def _prefix(rows: pd.DataFrame) -> Verdict:
+    found = rows[rows.technique == "shared prefix"]
+    if len(found) < 2:
+        return _missing("shared prefix")
+    second = found.iloc[1]
+    return Verdict(second.note, HOLDS if second.tokens_equal_share == 1 else FAILS)
+
+
+def _tree(table: pd.DataFrame) -> Verdict:
+    tree, deep, wide = _row(table, "tree"), _row(table, "chain as deep"), _row(table, "chain of as many")
+    if tree is None or deep is None or wide is None:
+        return _missing("tree")
+    measured = (
+        f"tokens a step {tree.tokens_per_step:.2f}, a chain as deep {deep.tokens_per_step:.2f}, one of as many tokens "
+        f"{wide.tokens_per_step:.2f}; speedup {tree.speedup:.2f}, {deep.speedup:.2f}, {wide.speedup:.2f}"
+    )
+    return Verdict(measured, HOLDS if tree.tokens_per_step > deep.tokens_per_step else FAILS)
+
+
+def _batch(table: pd.DataFrame) -> Verdict:
+    best, alone = _row(table, "batch of"), best_fixed(table)
+    if best is None or alone is None:
+        return _missing("batch")
+    measured = f"{best.name[0]}: {best.speedup:.2f} times plain decoding one by one; alone at best {alone.speedup:.2f}"
+    return Verdict(measured, HOLDS if best.speedup > alone.speedup else FAILS)

@@ -255,3 +255,37 @@ def plot_strategies(totals: pd.DataFrame, rows: pd.DataFrame, label: str) -> Fig
         axes.axvline(1, color="black", linestyle="--")
         axes.set_xlabel("speedup over plain decoding")
     return figure
+
+
+def plot_kv_compression(rows: pd.DataFrame, label: str) -> Figure:
+    """Plot what each technique holds a token in the draft's and the target's cache, agreement beside the bars."""
+    sides = [where for where in ("draft", "target") if (rows["where"] == where).any()]
+    title = "; ".join(_smallest(where, rows[rows["where"] == where]) for where in sides)
+    source = (
+        f"{label}. Bytes of the entries held, per token of text. Beside each bar: alpha, and the share of new tokens "
+        "that are the uncompressed target's own."
+    )
+    with rc_context(STYLE):
+        figure, panels = figures.new_figure(title, source, panels=len(sides), share_y=False, size=(14, 6))
+        for axes, where in zip(panels, sides, strict=True):
+            own = rows[rows["where"] == where].iloc[::-1]
+            places = range(len(own))
+            axes.barh(places, own.bytes_per_token, color=BLUE if where == "draft" else ORANGE, alpha=0.7)
+            for place, row in zip(places, own.itertuples(), strict=True):
+                text = f" alpha {row.alpha:.2f}, {row.tokens_equal_share:.0%} own"
+                axes.text(row.bytes_per_token, place, text, va="center", fontsize=11)
+            axes.set_yticks(places, own.technique)
+            axes.set_xlim(0, 1.7 * own.bytes_per_token.max())  # room for the words
+            axes.set_xlabel("bytes per token")
+            axes.set_title(f"in the {where}")
+    return figure
+
+
+def _smallest(where: str, rows: pd.DataFrame) -> str:
+    full = rows[rows.technique == "none"]
+    if full.empty:
+        return f"caches of the {where}"
+    smallest = rows.loc[rows.bytes_per_token.idxmin()]
+    share = smallest.bytes_per_token / full.iloc[0].bytes_per_token
+    alphas = f"alpha {full.iloc[0].alpha:.2f} to {smallest.alpha:.2f}"
+    return f"{where}: {smallest.technique} holds {share:.0%} of the bytes, {alphas}"

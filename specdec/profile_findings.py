@@ -260,8 +260,8 @@ def show_predictions(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
-def show_strategies(table: pd.DataFrame, claimed: pd.DataFrame) -> list[str]:
-    """Return the lines that say what each strategy brings, from ``claims.totals`` and ``claims.check_claims``."""
+def show_strategies(table: pd.DataFrame) -> list[str]:
+    """Return the lines that say what each strategy brings, from ``claims.totals``."""
     lines = ["\nSection 5, strategies over all prompts (engine fast; time against plain decoding, prefill included):"]
     for (name, temperature), row in table.iterrows():
         shown = f"{name}, T {temperature:g}" if temperature else name
@@ -271,6 +271,20 @@ def show_strategies(table: pd.DataFrame, claimed: pd.DataFrame) -> list[str]:
             f"  {shown:44} speedup {row.speedup:.2f} (above 1 on {row.helpful}), gamma {row.gamma_mean:.1f}, "
             f"alpha {alpha}, {row.tokens_per_step:.2f} tokens a step, {equal}"
         )
-    lines += ["\nThe second document's claims:"]
-    lines += [f"  {claim.claim}: {claim.verdict} ({claim.measured})" for claim in claimed.itertuples()]
     return lines
+
+
+def show_kv_compression(rows: pd.DataFrame) -> list[str]:
+    """Return the lines that say what each compressed cache saves and costs."""
+    lines = ["\nSection 6, smaller key/value caches (engine fast; bytes of the entries that are held):"]
+    return lines + [
+        f"  {row.where:6} {row.technique:24} {row.bytes_per_token:8.0f} bytes a token, alpha {row.alpha:.2f}, "
+        f"{row.tokens_equal_share:.0%} of tokens the target's own, {row.time_s:.2f} s ({row.note})"
+        for row in rows.itertuples()
+    ]
+
+
+def show_claims(claimed: pd.DataFrame) -> list[str]:
+    """Return one line per claim of the second document."""
+    lines = ["\nThe second document's claims:"]
+    return lines + [f"  {claim.claim}: {claim.verdict} ({claim.measured})" for claim in claimed.itertuples()]

@@ -145,6 +145,15 @@ STRATEGIES = Table(
     ),
     PHASE3,
 )
+KV_COMPRESSION = Table(
+    "kv_compression.csv",
+    _columns(
+        "text: technique where",
+        "number: bytes_per_token cache_bytes alpha tokens_equal_share time_s",
+        "text: note",
+    ),
+    PHASE3,
+)
 CLAIMS = Table("claims.csv", _columns("text: claim source measured verdict"), PHASE3)
 ISOLATED = Table(
     "timing_isolation.csv",

@@ -7,7 +7,7 @@ trace replay call it the same way, so that a schedule can be judged without runn
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
@@ -142,6 +142,36 @@ class CostAwareGamma:
                 break
             since += accepted + 1
         return since >= self.probe_every
+
+
+@dataclass
+class CompressionAwareGamma:
+    """The cost-aware rule within the room that a cache has left, with agreement remembered per compression setting.
+
+    ``room``: tokens that fit into the cache's memory and the model's context, prompt included. How often a draft is
+    right depends on how its cache is compressed, so earlier requests with the same ``setting`` are the prior of a new
+    one; ``seen`` is the one thing carried from request to request, and only between those of one setting.
+    """
+
+    rule: CostAwareGamma
+    room: int
+    setting: str
+    seen: dict[str, list[History]] = field(default_factory=dict)
+    most_prior_tried: float = 8.0  # however much was seen, a request's own tokens soon outweigh it
+
+    def __call__(self, history: History) -> int:
+        earlier = self.seen.setdefault(self.setting, [])
+        if not any(history is known for known in earlier):
+            earlier.append(history)
+        left = self.room - history.prompt_tokens - history.new_tokens - 1
+        return max(0, min(self._rule_for(history, earlier)(history), left))
+
+    def _rule_for(self, history: History, earlier: list[History]) -> CostAwareGamma:
+        others = [known for known in earlier if known is not history]
+        tried, accepted = sum(known.tried for known in others), sum(sum(known.accepted) for known in others)
+        if not tried:
+            return self.rule
+        return replace(self.rule, prior_alpha=accepted / tried, prior_tried=min(tried, self.most_prior_tried))
 
 
 def _interpolated(x: float, places: tuple[int, ...], values: Sequence[float]) -> float:

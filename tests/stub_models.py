@@ -11,6 +11,7 @@ class MarkovModel(torch.nn.Module):
     """A language model whose next token depends on the newest one only: its logits are a table's row."""
 
     device = torch.device("cpu")
+    dtype = torch.float32
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__()

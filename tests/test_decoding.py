@@ -175,8 +175,8 @@ def test_the_draft_cache_holds_committed_tokens_only_and_never_falls_behind(tiny
     lags = []
     original = ModelDraft.sync
 
-    def watched(self, text, proposed):
-        original(self, text, proposed)
+    def watched(self, text, proposed, path):
+        yield from original(self, text, proposed, path)
         lags.append(len(text) - 1 - self.cached.cache.length)
 
     monkeypatch.setattr(ModelDraft, "sync", watched)

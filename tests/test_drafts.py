@@ -63,7 +63,7 @@ def test_proposing_adds_no_prefill_and_leaves_the_targets_cache_as_it_was(tiny_p
             self.target = target
 
         def propose(self, text, count):
-            proposal = super().propose(text, count)
+            proposal = yield from super().propose(text, count)
             lengths.append([layer.get_seq_length() for layer in self.target.cache.layers.layers])
             assert set(lengths[-1]) == {len(text) - 1}
             return proposal
@@ -172,7 +172,7 @@ def test_the_cost_aware_rule_comes_close_to_the_best_fixed_gamma_over_the_eight_
 def test_a_draft_that_proposes_less_than_asked_is_counted_by_what_it_proposed(draft, target, prompt):
     class Half(ModelDraft):
         def propose(self, text, count):
-            return super().propose(text, count // 2)
+            return (yield from super().propose(text, count // 2))
 
     generation = speculative_generate(Half(draft, get_engine("fast")), target, prompt, 24, 4)
     assert set(generation.proposed) <= {0, 1, 2}

@@ -64,7 +64,7 @@ def test_one_transfer_a_step_and_one_for_the_prefill(draft, target, prompt, gamm
 def test_a_draft_that_looks_at_each_token_is_noticed(draft, target, prompt):
     class Peeking(ModelDraft):
         def propose(self, text, count):
-            proposal = super().propose(text, count)
+            proposal = yield from super().propose(text, count)
             assert all(token.item() >= 0 for token in proposal.tokens)
             return proposal
 

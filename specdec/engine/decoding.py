@@ -6,16 +6,26 @@ nothing, so that a speedup compares like with like.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from specdec import theory
 from specdec.engine import timing
+from specdec.engine.batching import SharedCaches, run_together
 from specdec.engine.drafting import Draft, as_draft
-from specdec.engine.engines import get_engine
-from specdec.engine.forward import CachedModel, NonFiniteLogitsError, model_name, usable_vocab
+from specdec.engine.engines import Engine, get_engine
+from specdec.engine.forward import (
+    CachedModel,
+    NonFiniteLogitsError,
+    Pass,
+    Passes,
+    model_name,
+    run_alone,
+    usable_vocab,
+)
 from specdec.engine.request import Request
 from specdec.engine.verification import Proposal, Verdict, choose_rule
 from specdec.errors import InputError
@@ -37,6 +47,11 @@ class Generation:
     proposed: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     step_seconds: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def rejections(self) -> int:
+        """Steps in which a proposed token was rejected."""
+        return sum(a < p for a, p in zip(self.accepted, self.proposed, strict=True))
 
     @property
     def acceptance_rates_per_step(self) -> list[float]:
@@ -71,7 +86,7 @@ def autoregressive_generate(
     input_ids: torch.Tensor,
     max_new_tokens: int,
     *,
-    engine: str = "published",
+    engine: str | Engine = "published",
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
     eos_token_id: int | Collection[int] | None = None,
@@ -102,7 +117,7 @@ def speculative_generate(
     max_new_tokens: int,
     gamma: int | Schedule,
     *,
-    engine: str = "published",
+    engine: str | Engine = "published",
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
     eos_token_id: int | Collection[int] | None = None,
@@ -128,13 +143,53 @@ def speculative_generate(
     check_request(models, input_ids, max_new_tokens)
     request = Request(input_ids, max_new_tokens, choose_rule(temperature, generator), eos_token_id)
     vocab = min(usable_vocab(model) for model in models)
-    return _generate(
-        Draft() if schedule == FixedGamma(0) else as_draft(draft, parts),
-        parts.open(target, request.capacity, vocab),
-        schedule,
-        request,
-        clock or timing.NoClock(),
-    )
+    draft = Draft() if schedule == FixedGamma(0) else as_draft(draft, parts)
+    cached = parts.open(target, request.capacity + draft.extra_tokens, vocab)
+    return run_alone(_decode(draft, cached, schedule, request, clock or timing.NoClock()))
+
+
+def speculative_generate_batch(
+    draft: torch.nn.Module | Draft,
+    target: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    max_new_tokens: int,
+    gamma: int | Schedule | Sequence[int | Schedule],
+    *,
+    temperature: float = 0.0,
+    generators: Sequence[torch.Generator] | None = None,
+    eos_token_id: int | Collection[int] | None = None,
+) -> list[Generation]:
+    """Generate for several prompts at once with engine ``fast``; each gets the tokens of its own single run.
+
+    ``inputs``: one (1, n) LongTensor per request, of any lengths. ``gamma``: one for all, or one per request.
+    ``generators``: one per request where ``temperature`` > 0. Forwards of different requests for the same model run as
+    one; a request that is finished leaves the batch. ``wall_time`` of each is from the common start to its own end.
+    Other arguments and errors are those of :func:`speculative_generate`.
+    """
+    schedules = [as_schedule(each) for each in (gamma if isinstance(gamma, Sequence) else [gamma] * len(inputs))]
+    generators = generators or [None] * len(inputs)
+    if not len(inputs) == len(schedules) == len(generators):
+        raise InputError(f"{len(inputs)} prompts need as many gammas ({len(schedules)}) and generators")
+    models = [target] if hasattr(draft, "propose") else [target, draft]
+    vocab = min(usable_vocab(model) for model in models)
+    requests = []
+    for input_ids, generator in zip(inputs, generators, strict=True):
+        check_request(models, input_ids, max_new_tokens)
+        requests.append(Request(input_ids, max_new_tokens, choose_rule(temperature, generator), eos_token_id))
+    room = max((request.capacity for request in requests), default=0) + getattr(draft, "extra_tokens", 0)
+    parts = replace(get_engine("fast"), new_cache=SharedCaches(len(requests), room))
+    prototype = as_draft(draft, parts)
+    works = [
+        _decode(
+            Draft() if schedule == FixedGamma(0) else prototype.for_request(),
+            parts.open(target, room, vocab),
+            schedule,
+            request,
+            timing.NoClock(),
+        )
+        for request, schedule in zip(requests, schedules, strict=True)
+    ]
+    return run_together(works, target)
 
 
 def check_request(models: list[torch.nn.Module], input_ids: torch.Tensor, max_new_tokens: int) -> None:
@@ -153,34 +208,33 @@ def check_request(models: list[torch.nn.Module], input_ids: torch.Tensor, max_ne
             )
 
 
-@torch.inference_mode()
-def _generate(
+def _decode(
     draft: Draft, target: CachedModel, schedule: Schedule, request: Request, clock: timing.PhaseClock | timing.NoClock
-) -> Generation:
+) -> Passes:
+    """Decode one request, yielding each forward that it needs; returns its Generation."""
     if request.max_new_tokens == 0:
         return Generation()
     devices = (*draft.devices, target.device)
     text = request.text
     clock.begin(devices)
     started = timing.now(devices)
-    text.append(_prefill(draft, target, request))
+    text.append((yield from _prefill(draft, target, request)))
     prefilled = timing.now(devices)
     while request.remaining:
         with clock.step():
             committed = len(text)
             count = min(schedule(request.history), request.remaining - 1)
             with clock.phase("draft"):
-                proposal = draft.propose(text, count)
-                proposed = len(proposal.parents)
+                proposal = yield from _passes(draft.propose(text, count))
             with clock.phase("target"):
-                logits = _score(target, text[-1], proposal)
+                logits = yield _scoring(target, text[-1], proposal)
             with clock.phase("verify"):
                 verdict = _verify(draft, target, request, proposal, logits)
-                request.commit(verdict.tokens, proposed)
+                request.commit(verdict.tokens, proposal.depth)
             if request.remaining:
                 with clock.phase("sync"):
                     target.cache.keep(committed, verdict.path)
-                    draft.sync(text, proposed)
+                    yield from _passes(draft.sync(text, proposal.depth, verdict.path))
                 assert target.cache.length == len(text) - 1, "the target's cache is the text without its newest token"
     ended = timing.now(devices)
     history = request.history
@@ -194,17 +248,23 @@ def _generate(
     )
 
 
-def _prefill(draft: Draft, target: CachedModel, request: Request) -> int:
+def _passes(result: Any) -> Passes:
+    """Let a draft's method be a plain one, or a generator that asks for forwards."""
+    return (yield from result) if isinstance(result, Generator) else result
+
+
+def _prefill(draft: Draft, target: CachedModel, request: Request) -> Passes:
     """Feed the prompt to both models; returns the target's first token."""
-    draft.start(request, target)
-    logits = target.feed(request.input_ids[0].to(target.device))  # (1, vocab)
+    yield from _passes(draft.start(request, target))
+    prompt = request.input_ids[0][target.cache.length :]  # a cache may know its beginning already
+    logits = yield Pass(target, prompt.to(target.device))  # (1, vocab)
     return _verify(draft, target, request, Proposal.nothing(), logits).tokens[0]
 
 
-def _score(target: CachedModel, newest: int, proposal: Proposal) -> torch.Tensor:
-    """Feed the newest token and the proposal in one forward; returns the target's logits after each, (n + 1, vocab)."""
+def _scoring(target: CachedModel, newest: int, proposal: Proposal) -> Pass:
+    """Return the forward over the newest token and the proposal; it gives the logits after each, (n + 1, vocab)."""
     block = torch.cat([torch.tensor([newest], device=target.device), proposal.tokens.to(target.device)])
-    return target.feed(block, logits_to_keep=0)
+    return Pass(target, block, logits_to_keep=0, parents=[-1] + [parent + 1 for parent in proposal.parents])
 
 
 def _verify(draft: Draft, target: CachedModel, request: Request, proposal: Proposal, logits: torch.Tensor) -> Verdict:

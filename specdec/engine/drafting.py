@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
 
 from specdec.engine.engines import Engine
-from specdec.engine.forward import CachedModel, first_layers, model_name
+from specdec.engine.forward import CachedModel, Pass, Passes, first_layers, model_name
 from specdec.engine.kv_cache import KVCache
 from specdec.engine.request import Request
 from specdec.engine.verification import Proposal, Rule
@@ -15,20 +17,33 @@ from specdec.errors import InputError
 
 
 class Draft:
-    """Whatever can propose tokens. Only :meth:`propose` must be given; this base class proposes nothing."""
+    """Whatever can propose tokens. Only :meth:`propose` must be given; this base class proposes nothing.
+
+    :meth:`start`, :meth:`propose` and :meth:`sync` may be plain methods, or generators that yield a
+    :class:`~specdec.engine.forward.Pass` for each forward they need, so that several requests' forwards can be run as
+    one. Each request has a draft of its own: :meth:`for_request`.
+    """
 
     name = "draft"
     devices: tuple[torch.device, ...] = ()  # to wait for at clock edges
+    extra_tokens = 0  # room that a proposal takes in a cache beyond the request's own tokens
 
-    def start(self, request: Request, target: CachedModel) -> None:
+    def for_request(self) -> Draft:
+        """Return a draft like this one with a state of its own."""
+        return copy.copy(self)
+
+    def start(self, request: Request, target: CachedModel) -> Passes | None:
         """Begin a request; called before the target's prefill. Ids from ``target.vocab`` on must not be proposed."""
 
-    def propose(self, text: list[int], count: int) -> Proposal:
-        """Propose at most ``count`` >= 0 tokens that may follow ``text``, the prompt and all committed tokens."""
+    def propose(self, text: list[int], count: int) -> Passes | Proposal:
+        """Propose at most ``count`` >= 0 tokens in a row to follow ``text``, the prompt and all committed tokens."""
         return Proposal.nothing()
 
-    def sync(self, text: list[int], proposed: int) -> None:
-        """Forget what was not accepted. ``text`` is the committed text after a step that proposed ``proposed``."""
+    def sync(self, text: list[int], proposed: int, path: list[int]) -> Passes | None:
+        """Forget what was not accepted.
+
+        ``text``: the committed text after a step that proposed ``proposed`` tokens in a row, accepted nodes ``path``.
+        """
 
     def finite(self) -> torch.Tensor:
         """Whether all logits so far were finite, as a boolean scalar on any device."""
@@ -50,25 +65,59 @@ class ModelDraft(Draft):
         self.name = model_name(model)
         self.devices = (model.device,)
 
-    def start(self, request: Request, target: CachedModel) -> None:
+    def start(self, request: Request, target: CachedModel) -> Passes:
         self.rule = self.own_rule or request.rule
-        self.cached = self.engine.open(self.model, request.capacity, target.vocab)
-        self.cached.feed(request.input_ids[0].to(self.model.device))
+        self.cached = self.engine.open(self.model, request.capacity + self.extra_tokens, target.vocab)
+        prompt = request.input_ids[0][self.cached.cache.length :]  # a cache may know its beginning already
+        yield Pass(self.cached, prompt.to(self.model.device))
 
-    def propose(self, text: list[int], count: int) -> Proposal:
+    def propose(self, text: list[int], count: int) -> Passes:
         self.step_start = len(text) - 1  # committed tokens without the newest
-        return _continue(self.cached, self.rule, text, count)
+        return (yield from _continue(self.cached, self.rule, text, count))
 
-    def sync(self, text: list[int], proposed: int) -> None:
+    def sync(self, text: list[int], proposed: int, path: list[int]) -> Passes:
         if self.engine.reforward and proposed:
             self.cached.cache.rollback(self.step_start)
             again = torch.tensor(text[self.step_start : -1], device=self.model.device)
-            self.cached.feed(again, logits_to_keep=0)  # all rows, as a plain forward call computes them
+            yield Pass(self.cached, again, logits_to_keep=0)  # all rows, as a plain forward call computes them
         else:
             self.cached.cache.rollback(len(text) - 1)
 
     def finite(self) -> torch.Tensor:
         return self.cached.finite
+
+
+class TreeDraft(ModelDraft):
+    """A draft model that proposes a tree: its ``branching[0]`` likeliest next tokens, for each the next likeliest, ...
+
+    The nodes of one depth are scored in one forward. They are chosen, not drawn, so a sampled request keeps the
+    target's distribution whatever the tree holds (Miao et al. 2024; Cai et al. 2024 use the like).
+    """
+
+    def __init__(self, model: torch.nn.Module, engine: Engine, branching: Sequence[int] = (2, 2, 1)) -> None:
+        super().__init__(model, engine)
+        if not branching or min(branching) < 1:
+            raise InputError(f"a tree needs at least one branch at every depth, got {tuple(branching)}")
+        self.branching = tuple(branching)
+        self.extra_tokens = tree_nodes(self.branching)
+
+    def propose(self, text: list[int], count: int) -> Passes:
+        self.step_start = len(text) - 1
+        pending = torch.tensor(text[self.cached.cache.length :], device=self.cached.device)
+        tokens, parents, frontier = [pending[:0]], [], [-1]
+        logits = (yield Pass(self.cached, pending)) if count else None  # (1, vocab)
+        for depth, branches in enumerate(self.branching[:count]):
+            if depth:
+                logits = yield Pass(self.cached, tokens[-1], logits_to_keep=0, parents=list(parents))
+            tokens.append(logits.topk(branches).indices.flatten())  # (nodes at this depth,)
+            first = len(parents)
+            parents += [parent for parent in frontier for _ in range(branches)]
+            frontier = list(range(first, len(parents)))
+        return Proposal(torch.cat(tokens), parents)
+
+    def sync(self, text: list[int], proposed: int, path: list[int]) -> None:
+        stored = self.cached.cache.length - self.step_start - 1  # nodes; those of the last depth were not fed
+        self.cached.cache.keep(self.step_start + 1, [node for node in path if node < stored])
 
 
 class EarlyExitDraft(Draft):
@@ -91,8 +140,8 @@ class EarlyExitDraft(Draft):
         shared = KVCache(target.cache.layers.layers[: self.layers])
         self.cached = CachedModel(first_layers(target.model, self.layers), shared, target.vocab)
 
-    def propose(self, text: list[int], count: int) -> Proposal:
-        proposal = _continue(self.cached, self.rule, text, count)
+    def propose(self, text: list[int], count: int) -> Passes:
+        proposal = yield from _continue(self.cached, self.rule, text, count)
         self.cached.cache.rollback(len(text) - 1)
         return proposal
 
@@ -126,12 +175,21 @@ class PromptLookupDraft(Draft):
         return list(takewhile(lambda token: token < self.vocab, tokens))
 
 
-def _continue(cached: CachedModel, rule: Rule, text: list[int], count: int) -> Proposal:
+def tree_nodes(branching: Sequence[int]) -> int:
+    """Return how many nodes a tree of these branches has."""
+    nodes = level = 0
+    for branches in branching:
+        level = (level or 1) * branches
+        nodes += level
+    return nodes
+
+
+def _continue(cached: CachedModel, rule: Rule, text: list[int], count: int) -> Passes:
     """Continue ``text`` by ``count`` tokens of the model's own; the first pass feeds what it has not seen."""
     pending = torch.tensor(text[cached.cache.length :], device=cached.device)
     tokens, distributions = [pending[:0]], []
     for _ in range(count):
-        pending, probabilities = rule.choose(cached.feed(pending))  # (1,), (1, vocab) or None
+        pending, probabilities = rule.choose((yield Pass(cached, pending)))  # (1,), (1, vocab) or None
         tokens.append(pending)
         distributions.append(probabilities)
     drawn = bool(distributions) and distributions[0] is not None

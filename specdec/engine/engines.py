@@ -28,7 +28,7 @@ class Engine:
     def open(self, model: torch.nn.Module, capacity: int, vocab: int | None = None) -> CachedModel:
         """Return ``model`` with an empty cache for ``capacity`` tokens; ids from ``vocab`` on are not used."""
         self.prepare(model)
-        steps = getattr(model, "compiled_steps", None) if self.fast_kernels else None
+        steps = getattr(model, "compiled_steps", None) if self.new_cache is preallocated_cache else None
         if steps is not None and capacity + max(steps.widths) <= steps.capacity:
             capacity = steps.capacity
         return CachedModel(model, self.new_cache(model, capacity), vocab or usable_vocab(model), steps)
@@ -40,8 +40,10 @@ ENGINES = {
 }
 
 
-def get_engine(name: str) -> Engine:
-    """Return the engine called ``name``; ValueError names the known ones."""
+def get_engine(name: str | Engine) -> Engine:
+    """Return the engine called ``name``, or an engine that is given; ValueError names the known ones."""
+    if isinstance(name, Engine):
+        return name
     if name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
     return ENGINES[name]

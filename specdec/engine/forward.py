@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,29 +59,59 @@ class CachedModel:
         self.device = model.device
         self._logit_sum = torch.zeros((), device=model.device)
 
-    def feed(self, token_ids: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
+    def feed(
+        self, token_ids: torch.Tensor, logits_to_keep: int = 1, parents: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """Append ``token_ids`` ((k,) LongTensor on the model's device) to the cache.
 
-        Returns the logits after the last ``logits_to_keep`` of them, (logits_to_keep, vocab); 0 keeps all k.
+        ``parents``: of a tree's nodes, the place of the node that each continues; -1 is the text before the tree. The
+        last k nodes are ``token_ids``, those before them must lie at the cache's end. Without it, each token continues
+        the one before. Returns the logits after the last ``logits_to_keep`` tokens, (logits_to_keep, vocab); 0 keeps
+        all k.
         """
-        return self.feed_batch(token_ids.unsqueeze(0), logits_to_keep)[0]
+        if parents is None or list(parents) == list(range(-1, len(parents) - 1)):
+            return self.feed_batch(token_ids.unsqueeze(0), logits_to_keep)[0]
+        new = token_ids.numel()
+        before = self.cache.length - (len(parents) - new)
+        mask, depths = tree_mask(parents, before, self.model.dtype, self.device)
+        positions = (before + depths[-new:]).unsqueeze(0)
+        ids = token_ids.unsqueeze(0)
+        output = self.model(
+            ids, mask[..., -new:, :], positions, self.cache.layers, use_cache=True, logits_to_keep=logits_to_keep
+        )
+        return self.usable(output.logits)[0]
 
     def feed_batch(self, token_ids: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
         """Append (batch, k) ids, as many to each request; returns logits, (batch, logits_to_keep or k, vocab)."""
         batch, tokens = token_ids.shape
+        if self.cache.widest and tokens > self.cache.widest:
+            return self._feed_in_pieces(token_ids, logits_to_keep)
         width = self.steps.width_for(self.cache, tokens) if self.steps and batch == 1 else None
         if width is not None:
             logits, self._logit_sum = self.steps.run(token_ids, width, self.cache, self._logit_sum)
             return logits[:, -logits_to_keep:]
+        held = self.cache.make_room(tokens)
+        mask = positions = None  # made by the model: causal, and following the cache length
+        if held is not None:  # fewer entries than tokens seen
+            mask, depths = tree_mask(range(-1, tokens - 1), held, self.model.dtype, self.device)
+            positions = (self.cache.length + depths).unsqueeze(0)
         output = self.model(
             token_ids,
-            None,  # causal mask, made by the model
-            None,  # positions follow the cache length
+            mask,
+            positions,
             self.cache.layers,  # by place: this argument's name differs between transformers versions
             use_cache=True,
             logits_to_keep=logits_to_keep,
         )
-        logits = output.logits[..., : self.vocab]
+        return self.usable(output.logits)
+
+    def _feed_in_pieces(self, token_ids: torch.Tensor, logits_to_keep: int) -> torch.Tensor:
+        pieces = [self.feed_batch(piece, 0) for piece in token_ids.split(self.cache.widest, dim=1)]
+        return torch.cat(pieces, dim=1)[:, -logits_to_keep:]
+
+    def usable(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of ids that may be chosen, (..., vocab), and take note of whether they are finite."""
+        logits = logits[..., : self.vocab]
         self._logit_sum = self._logit_sum + logits.sum(dtype=torch.float32)
         return logits
 
@@ -89,3 +122,50 @@ class CachedModel:
         The sum of all logits tells, since NaN and both infinities survive every addition.
         """
         return torch.isfinite(self._logit_sum)
+
+
+def tree_mask(
+    parents: Sequence[int], length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a tree's nodes attend to, and their depths from 0.
+
+    ``parents`` as in :meth:`CachedModel.feed`, n of them. The mask, (1, 1, n, length + n), is added to the attention
+    scores: a node sees the ``length`` tokens before the tree, its ancestors and itself. Depths: (n,).
+    """
+    depths: list[int] = []
+    sees = torch.zeros(len(parents), length + len(parents), dtype=torch.bool)
+    sees[:, :length] = True
+    for node, parent in enumerate(parents):
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+        if parent >= 0:
+            sees[node, length:] = sees[parent, length:]
+        sees[node, length + node] = True
+    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
+    return mask[None, None].to(device), torch.tensor(depths, device=device)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward that decoding asks for; arguments and answer are those of :meth:`CachedModel.feed`."""
+
+    cached: CachedModel
+    token_ids: torch.Tensor
+    logits_to_keep: int = 1
+    parents: Sequence[int] | None = None
+
+    def run(self) -> torch.Tensor:
+        return self.cached.feed(self.token_ids, self.logits_to_keep, self.parents)
+
+
+Passes = Generator[Pass, torch.Tensor, Any]  # work that yields each forward it needs and is sent the logits
+
+
+@torch.inference_mode()
+def run_alone(passes: Passes) -> Any:
+    """Run each forward as it is asked for; returns what the work returns."""
+    logits = None
+    try:
+        while True:
+            logits = passes.send(logits).run()
+    except StopIteration as finished:
+        return finished.value

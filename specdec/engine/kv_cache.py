@@ -49,18 +49,13 @@ class PreallocatedLayer(DynamicLayer):
     def crop(self, tokens_to_remove: int) -> None:
         self.length -= abs(tokens_to_remove)
 
-    def move(self, source: torch.Tensor, start: int) -> None:
-        """Copy the entries at ``source`` (LongTensor of places) to the places from ``start`` on."""
-        end = start + source.numel()
-        self.keys[:, :, start:end] = self.keys[:, :, source]
-        self.values[:, :, start:end] = self.values[:, :, source]
-
 
 class KVCache:
     """The keys and values that one model keeps of one request, with the number of tokens they stand for."""
 
-    def __init__(self, layers: list[DynamicLayer]) -> None:
+    def __init__(self, layers: list[DynamicLayer], widest: int | None = None) -> None:
         self.layers = Cache(layers=layers)
+        self.widest = widest  # tokens that one forward may append; None for any number
 
     @property
     def length(self) -> int:
@@ -71,6 +66,13 @@ class KVCache:
     def capacity(self) -> int | None:
         """Tokens that fit; None for a cache that grows."""
         return getattr(self.layers.layers[0], "capacity", None)
+
+    def make_room(self, tokens: int) -> int | None:
+        """Let layers that evict do so for ``tokens`` more; returns the entries then held, None where none evicts."""
+        evicting = [layer for layer in self.layers.layers if hasattr(layer, "make_room")]
+        for layer in evicting:
+            layer.make_room(tokens)
+        return evicting[0].stored if evicting else None
 
     def advance(self, tokens: int) -> None:
         """Count ``tokens`` more, whose entries were written in place by a compiled forward."""
@@ -92,8 +94,15 @@ class KVCache:
         """
         if list(offsets) != list(range(len(offsets))):
             for layer in self.layers.layers:
-                layer.move(torch.tensor([prefix + offset for offset in offsets], device=layer.keys.device), prefix)
+                _move(layer, torch.tensor([prefix + offset for offset in offsets]), prefix)
         self.rollback(prefix + len(offsets))
+
+
+def _move(layer: DynamicLayer, source: torch.Tensor, start: int) -> None:
+    """Copy the entries at ``source`` (LongTensor of places) to the places from ``start`` on."""
+    end = start + source.numel()
+    for buffer in layer.buffers() if hasattr(layer, "buffers") else (layer.keys, layer.values):
+        buffer[:, :, start:end] = buffer[:, :, source]
 
 
 def stock_cache(model: torch.nn.Module, capacity: int) -> KVCache:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
 
-from specdec.engine.decoding import Generation, speculative_generate
-from specdec.engine.drafting import Draft, EarlyExitDraft, ModelDraft, PromptLookupDraft
+from specdec.engine.decoding import Generation, speculative_generate, speculative_generate_batch
+from specdec.engine.drafting import Draft, EarlyExitDraft, ModelDraft, PromptLookupDraft, TreeDraft, tree_nodes
 from specdec.engine.engines import get_engine
 from specdec.engine.exactness import explain_mismatch
 from specdec.engine.forward import first_layers
 from specdec.engine.isolation import Held, time_passes
+from specdec.engine.kv_compression import quantized_cache
 from specdec.engine.pair import Pair
-from specdec.schedules import AdaptiveGamma, CostAwareGamma, ForwardCosts, Schedule
+from specdec.engine.timing import now
+from specdec.schedules import AdaptiveGamma, CompressionAwareGamma, CostAwareGamma, ForwardCosts, Schedule
 from specdec.simulation import OracleGamma
 
 ENGINE = "fast"  # all strategies run on it, so that they differ in nothing else
 USUAL_GAMMA = 4  # of strategies that are shown at one gamma
+TREE = (2, 2, 1)  # branches at each depth
+BATCH_GAMMAS = (0, 2)  # of the batch of all prompts: plain decoding, and one that pays for most pairs
 GAMMA_MAX = 8  # the most that schedules may ask for, as in the study
 SAMPLING_TEMPERATURES = (0.3, 0.8)  # the ends of the second document's range
 SHORT_TOKENS = 16  # an output far below the 50 tokens that the second document calls short
-RUNS_PER_BASELINE = 3  # strategies timed against one run of plain decoding
+RUNS_PER_BASELINE = 4  # strategies timed against one run of plain decoding
 COST_LENGTHS = (64, 512)  # cache lengths at which forwards are timed for the cost-aware rule
 COST_PASSES = 7  # per width and length; the median counts
 ORACLE = "oracle gamma (knows what agrees)"
@@ -43,32 +48,64 @@ class Strategy:
 
 def strategies(pair: Pair, gammas: Sequence[int]) -> list[Strategy]:
     """Return what section 5 measures on ``pair``, with the costs that the cost-aware rule needs measured now."""
-    published_sync = replace(get_engine(ENGINE), reforward=True)
-    layers, note = exit_layer(pair.target)
-    early_exit, lookup = (lambda: EarlyExitDraft(layers)), PromptLookupDraft
     own = CostAwareGamma(forward_costs(pair.draft, pair.target))
-    shared = CostAwareGamma(forward_costs(first_layers(pair.target, layers), pair.target))
-    fixed = [Strategy(f"fixed gamma {gamma}", lambda: pair.draft, gamma) for gamma in gammas]
-    sampled = [
-        Strategy(f"rejection sampling, gamma {USUAL_GAMMA}", lambda: pair.draft, USUAL_GAMMA, temperature)
-        for temperature in SAMPLING_TEMPERATURES
-    ]
     return [
-        *fixed,
-        Strategy(
-            f"fixed gamma {USUAL_GAMMA}, draft run again to sync",
-            lambda: ModelDraft(pair.draft, published_sync),
-            USUAL_GAMMA,
+        *(Strategy(f"fixed gamma {gamma}", lambda: pair.draft, gamma) for gamma in gammas),
+        *_of_the_draft_model(pair),
+        *_schedules(pair, own),
+        *_without_a_draft_model(pair),
+        *(
+            Strategy(f"rejection sampling, gamma {USUAL_GAMMA}", lambda: pair.draft, USUAL_GAMMA, temperature)
+            for temperature in SAMPLING_TEMPERATURES
         ),
-        Strategy("adaptive gamma", lambda: pair.draft, AdaptiveGamma(GAMMA_MAX)),
-        Strategy("cost-aware gamma", lambda: pair.draft, own),
-        Strategy(ORACLE, lambda: pair.draft, None),
-        *(Strategy(f"early exit, gamma {gamma}", early_exit, gamma, note=note) for gamma in (1, 2)),
-        Strategy("early exit, cost-aware gamma", early_exit, shared, note=note),
-        *(Strategy(f"prompt lookup, gamma {gamma}", lookup, gamma) for gamma in (USUAL_GAMMA, GAMMA_MAX)),
-        *sampled,
         Strategy(f"short output, gamma {USUAL_GAMMA}", lambda: pair.draft, USUAL_GAMMA, new_tokens=SHORT_TOKENS),
     ]
+
+
+def _of_the_draft_model(pair: Pair) -> list[Strategy]:
+    """Return the study's sync on fast kernels, and a tree beside chains of its depth and of its size."""
+    fast = get_engine(ENGINE)
+    nodes, depth = tree_nodes(TREE), len(TREE)
+    again = partial(ModelDraft, pair.draft, replace(fast, reforward=True))
+    tree = partial(TreeDraft, pair.draft, fast, TREE)
+    note = f"{nodes} tokens a step, counted along the path"
+    return [
+        Strategy(f"fixed gamma {USUAL_GAMMA}, draft run again to sync", again, USUAL_GAMMA),
+        Strategy(f"tree {'-'.join(map(str, TREE))}", tree, depth, note=note),
+        Strategy(f"chain of as many tokens as the tree, gamma {nodes}", lambda: pair.draft, nodes),
+        Strategy(f"chain as deep as the tree, gamma {depth}", lambda: pair.draft, depth),
+    ]
+
+
+def _schedules(pair: Pair, own: CostAwareGamma) -> list[Strategy]:
+    compressed = replace(get_engine(ENGINE), new_cache=quantized_cache(8))
+    aware = CompressionAwareGamma(own, room(pair.target), "int8")
+    return [
+        Strategy("adaptive gamma", lambda: pair.draft, AdaptiveGamma(GAMMA_MAX)),
+        Strategy("cost-aware gamma", lambda: pair.draft, own),
+        Strategy(
+            "compression-aware gamma, int8 draft cache",
+            partial(ModelDraft, pair.draft, compressed),
+            aware,
+            note="agreement remembered from request to request",
+        ),
+        Strategy(ORACLE, lambda: pair.draft, None),
+    ]
+
+
+def _without_a_draft_model(pair: Pair) -> list[Strategy]:
+    layers, note = exit_layer(pair.target)
+    shared = CostAwareGamma(forward_costs(first_layers(pair.target, layers), pair.target))
+    named = {"early exit, gamma 1": 1, "early exit, gamma 2": 2, "early exit, cost-aware gamma": shared}
+    return [
+        *(Strategy(name, partial(EarlyExitDraft, layers), gamma, note=note) for name, gamma in named.items()),
+        *(Strategy(f"prompt lookup, gamma {gamma}", PromptLookupDraft, gamma) for gamma in (USUAL_GAMMA, GAMMA_MAX)),
+    ]
+
+
+def room(target: torch.nn.Module) -> int:
+    """Return the tokens that the model's context holds; a cache of that size fits wherever the model does here."""
+    return getattr(target.config, "max_position_embeddings", None) or 1 << 20
 
 
 def exit_layer(target: torch.nn.Module) -> tuple[int, str]:
@@ -152,7 +189,6 @@ def _row(pair: Pair, strategy: Strategy, task: Task, baseline: Generation) -> di
 def _counts(generation: Generation) -> dict:
     proposed, accepted = sum(generation.proposed), sum(generation.accepted)
     steps = len(generation.accepted)
-    rejections = sum(a < p for a, p in zip(generation.accepted, generation.proposed, strict=True))
     return {
         "gamma_mean": proposed / steps if steps else None,
         "acceptance_rate": generation.acceptance_rate,
@@ -161,5 +197,43 @@ def _counts(generation: Generation) -> dict:
         "steps": steps,
         "proposed": proposed,
         "accepted": accepted,
-        "tried": accepted + rejections,
+        "tried": accepted + generation.rejections,
     }
+
+
+def measure_batch(pair: Pair, inputs: Sequence[torch.Tensor], new_tokens: int) -> list[dict]:
+    """Return one row per gamma of BATCH_GAMMAS for all prompts as one batch, beside plain decoding one by one."""
+    speculative_generate_batch(pair.draft, pair.target, inputs, 4, max(BATCH_GAMMAS))  # warms the shapes up
+    alone = [speculative_generate(Draft(), pair.target, ids, new_tokens, 0, engine=ENGINE) for ids in inputs]
+    rows = []
+    for gamma in BATCH_GAMMAS:
+        started = now((pair.target.device,))
+        together = speculative_generate_batch(pair.draft, pair.target, inputs, new_tokens, gamma)
+        seconds = now((pair.target.device,)) - started
+        mismatches = [
+            explain_mismatch(pair.target, ids, single, batched, ENGINE)
+            for ids, single, batched in zip(inputs, alone, together, strict=True)
+        ]
+        valid = all(mismatch is None or mismatch.near_tie for mismatch in mismatches)
+        baseline = sum(single.wall_time for single in alone)
+        rows.append(
+            {
+                "strategy": f"batch of {len(inputs)}, gamma {gamma}",
+                "temperature": 0.0,
+                **_counts(_joined(together)),
+                "new_tokens": sum(len(generation.tokens) for generation in together),
+                "baseline_time_s": baseline,
+                "time_s": seconds if valid else None,
+                "speedup": baseline / seconds if valid else None,
+                "tokens_equal_baseline": not any(mismatches),
+                "note": "all prompts at once against one by one",
+            }
+        )
+    return rows
+
+
+def _joined(generations: Sequence[Generation]) -> Generation:
+    return Generation(
+        proposed=[count for generation in generations for count in generation.proposed],
+        accepted=[count for generation in generations for count in generation.accepted],
+    )

@@ -32,6 +32,14 @@ class Proposal:
         """Return the proposal in which each token continues the one before it."""
         return cls(tokens, list(range(-1, tokens.numel() - 1)), probabilities)
 
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest path: the most that can be accepted."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
     @classmethod
     def nothing(cls) -> Proposal:
         """Return the empty proposal."""
@@ -52,8 +60,8 @@ class Verdict:
 # --- Greedy ----------------------------------------------------------------------------------------------------------
 
 
-def verify_greedy(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> Verdict:
-    """Follow the target's greedy choices through a proposal (Leviathan et al. 2023, section 2, at temperature 0).
+def follow_choices(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> Verdict:
+    """Follow the target's choices through a proposal (Leviathan et al. 2023, section 2, at temperature 0).
 
     ``tokens`` and ``parents`` (n each) describe the proposal as in :class:`Proposal`. ``choices`` (n + 1) are the
     target's: first after the newest committed token, then after each node. In a chain this accepts the longest
@@ -82,7 +90,7 @@ class Greedy:
     def verdict(self, proposal: Proposal, decided: Sequence[int]) -> Verdict:
         """Return the verdict from what :meth:`decide` gave, now on the host."""
         count = len(proposal.parents)
-        return verify_greedy(decided[:count], proposal.parents, decided[count:])
+        return follow_choices(decided[:count], proposal.parents, decided[count:])
 
 
 # --- Rejection sampling ----------------------------------------------------------------------------------------------
@@ -153,13 +161,17 @@ class Sampled:
         """Return on the device what :meth:`verdict` needs. ``logits``: (n + 1, vocab), the target's."""
         p = distribution(logits, self.temperature)
         tokens = proposal.tokens.to(p.device)
-        q = proposal.probabilities
-        q = torch.nn.functional.one_hot(tokens, p.shape[-1]).to(p) if q is None else q.to(p.device)
-        count, token = accept_sampled(tokens, p, q, self._uniform(len(p), p.device))
+        uniform = self._uniform(len(p), p.device)
+        if proposal.probabilities is None:  # a draw from p that happens to be proposed is accepted: p exactly
+            return torch.cat([tokens, draw(p, uniform)])
+        count, token = accept_sampled(tokens, p, proposal.probabilities.to(p.device), uniform)
         return torch.cat([tokens, count.unsqueeze(0), token])
 
     def verdict(self, proposal: Proposal, decided: Sequence[int]) -> Verdict:
         """Return the verdict from what :meth:`decide` gave, now on the host."""
+        if proposal.probabilities is None:
+            nodes = len(proposal.parents)
+            return follow_choices(decided[:nodes], proposal.parents, decided[nodes:])
         *tokens, count, token = decided
         return Verdict(list(range(count)), [*tokens[:count], token])
 

@@ -233,8 +233,10 @@ def _sync_panel(axes: Axes, steps: pd.DataFrame) -> None:
 
 
 def plot_strategies(totals: pd.DataFrame, rows: pd.DataFrame, label: str) -> Figure:
-    """Plot each strategy's speedup over all prompts, with a dot for every prompt; best at the top."""
+    """Plot each single-request strategy's speedup over all prompts, with a dot for every prompt; best at the top."""
     timed = totals.dropna(subset="speedup").sort_values("speedup")
+    batched = [name.startswith("batch") for name, _ in timed.index]
+    batches, timed = timed[batched], timed[[not batch for batch in batched]]
     usable = [temperature == 0 and not name.startswith("oracle") for name, temperature in timed.index]
     best = timed[usable].iloc[-1]
     title = f"Of the strategies that anyone can use, {best.name[0]} is fastest: {best.speedup:.2f} times plain decoding"
@@ -242,6 +244,8 @@ def plot_strategies(totals: pd.DataFrame, rows: pd.DataFrame, label: str) -> Fig
         f"{label}. Bars: all prompts' time together, orange where tokens are drawn; dots: single prompts. Plain "
         "decoding of the same length and temperature, engine fast, prefill included."
     )
+    if len(batches):
+        source += f" Not drawn, {batches.index[-1][0]}: {batches.speedup.iloc[-1]:.2f} times one by one."
     with rc_context(STYLE):
         figure, (axes,) = figures.new_figure(title, source, panels=1, size=(11, 0.42 * len(timed) + 2.4))
         places = range(len(timed))

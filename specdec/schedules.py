@@ -6,7 +6,8 @@ trace replay call it the same way, so that a schedule can be judged without runn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 
@@ -92,10 +93,25 @@ class ForwardCosts:
         """The largest gamma whose target forward was measured."""
         return min(len(costs) for costs in self.target) - 1
 
+    def steps(self, length: int) -> list[float]:
+        """Return what steps that propose 0, 1, ... gamma_max tokens cost with ``length`` tokens in the cache."""
+        left, right, share = self._between(length)
+        draft = self.draft[left] + share * (self.draft[right] - self.draft[left])
+        target = zip(self.target[left], self.target[right], strict=False)
+        return [gamma * draft + low + share * (high - low) for gamma, (low, high) in enumerate(target)]
+
     def step(self, gamma: int, length: int) -> float:
         """Return what a step that proposes ``gamma`` tokens costs with ``length`` tokens in the cache."""
-        by_length = [costs[gamma] for costs in self.target]
-        return gamma * _interpolated(length, self.lengths, self.draft) + _interpolated(length, self.lengths, by_length)
+        return self.steps(length)[gamma]
+
+    def _between(self, length: int) -> tuple[int, int, float]:
+        """Return the places of the lengths around ``length``, and how far it lies between them (0 to 1)."""
+        right = bisect_left(self.lengths, length)
+        if right in (0, len(self.lengths)):
+            nearest = min(right, len(self.lengths) - 1)
+            return nearest, nearest, 0.0
+        low, high = self.lengths[right - 1], self.lengths[right]
+        return right - 1, right, (length - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -109,8 +125,8 @@ class CostAwareGamma:
     """
 
     costs: ForwardCosts
-    prior_alpha: float = 0.6
-    prior_tried: float = 4.0
+    prior_alpha: float = 0.5
+    prior_tried: float = 5.0
     memory: float = 0.98
     probe_every: int = 16
 
@@ -122,18 +138,21 @@ class CostAwareGamma:
         """Return the expected acceptance of the next proposed token."""
         accepted, tried = self.prior_alpha * self.prior_tried, self.prior_tried
         for proposed, taken in zip(history.proposed, history.accepted, strict=True):
-            now_tried = min(taken + 1, proposed)
-            fading = self.memory**now_tried
-            accepted, tried = accepted * fading + taken, tried * fading + now_tried
+            if proposed:
+                now_tried = min(taken + 1, proposed)
+                fading = self.memory**now_tried
+                accepted, tried = accepted * fading + taken, tried * fading + now_tried
         return accepted / tried
 
     def best_gamma(self, alpha: float, length: int) -> int:
         """Return the gamma with the most expected tokens per time; the smallest of equals."""
-
-        def tokens_per_time(gamma: int) -> float:
-            return sum(alpha**place for place in range(gamma + 1)) / self.costs.step(gamma, length)
-
-        return max(range(self.costs.gamma_max + 1), key=tokens_per_time)
+        best, most, tokens, chance = 0, 0.0, 0.0, 1.0
+        for gamma, cost in enumerate(self.costs.steps(length)):
+            tokens += chance  # 1 + alpha + ... + alpha^gamma
+            chance *= alpha
+            if tokens / cost > most:
+                best, most = gamma, tokens / cost
+        return best
 
     def _due_for_a_probe(self, history: History) -> bool:
         since = 0
@@ -172,12 +191,3 @@ class CompressionAwareGamma:
         if not tried:
             return self.rule
         return replace(self.rule, prior_alpha=accepted / tried, prior_tried=min(tried, self.most_prior_tried))
-
-
-def _interpolated(x: float, places: tuple[int, ...], values: Sequence[float]) -> float:
-    if x <= places[0]:
-        return values[0]
-    for left, right, low, high in zip(places, places[1:], values, values[1:], strict=False):
-        if x <= right:
-            return low + (high - low) * (x - left) / (right - left)
-    return values[-1]

@@ -62,7 +62,7 @@ def test_what_was_tried_long_ago_counts_less():
     rule = CostAwareGamma(COSTS, memory=0.9)
     early, late = history((4, 4), (1, 0), (1, 0)), history((1, 0), (1, 0), (4, 4))
     assert rule.alpha(late) > rule.alpha(early)
-    assert CostAwareGamma(COSTS, memory=1.0).alpha(early) == pytest.approx((4 + 2.4) / (6 + 4))
+    assert CostAwareGamma(COSTS, memory=1.0).alpha(early) == pytest.approx((4 + 2.5) / (6 + 5))
 
 
 def test_a_request_that_never_agrees_is_decoded_plainly_and_probed_every_so_many_tokens():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.engine.engines import get_engine
+from specdec.engine.engines import Engine, get_engine
 from specdec.engine.forward import CachedModel
 from specdec.engine.timing import now
 
@@ -24,7 +24,7 @@ class Held:
 
 @torch.inference_mode()
 def time_passes(
-    model: torch.nn.Module, engine: str, widths: Sequence[int], repetitions: int, held: Held = Held()
+    model: torch.nn.Module, engine: str | Engine, widths: Sequence[int], repetitions: int, held: Held = Held()
 ) -> dict[int, list[float]]:
     """Return, for each width, the seconds of ``repetitions`` forwards over so many new tokens of each request.
 
@@ -37,12 +37,12 @@ def time_passes(
         model.device
     )
     cached.feed_batch(ids[:, : held.cache_length])
-    times: dict[int, list[float]] = {}
-    for width in widths:
-        new = ids[:, held.cache_length : held.cache_length + width]
-        passes = [_one_pass(cached, new, held.cache_length) for _ in range(WARM_UP_PASSES + repetitions)]
-        times[width] = passes[WARM_UP_PASSES:]
-    return times
+    times: dict[int, list[float]] = {width: [] for width in widths}
+    for _ in range(WARM_UP_PASSES + repetitions):  # widths in turn, so that a slow moment meets all of them
+        for width, passes in times.items():
+            new = ids[:, held.cache_length : held.cache_length + width]
+            passes.append(_one_pass(cached, new, held.cache_length))
+    return {width: passes[WARM_UP_PASSES:] for width, passes in times.items()}
 
 
 def _one_pass(cached: CachedModel, new: torch.Tensor, cache_length: int) -> float:

@@ -11,7 +11,7 @@ import torch
 
 from specdec.engine.decoding import Generation, speculative_generate, speculative_generate_batch
 from specdec.engine.drafting import Draft, EarlyExitDraft, ModelDraft, PromptLookupDraft, TreeDraft, tree_nodes
-from specdec.engine.engines import get_engine
+from specdec.engine.engines import Engine, get_engine
 from specdec.engine.exactness import explain_mismatch
 from specdec.engine.forward import first_layers
 from specdec.engine.isolation import Held, time_passes
@@ -30,7 +30,7 @@ SAMPLING_TEMPERATURES = (0.3, 0.8)  # the ends of the second document's range
 SHORT_TOKENS = 16  # an output far below the 50 tokens that the second document calls short
 RUNS_PER_BASELINE = 4  # strategies timed against one run of plain decoding
 COST_LENGTHS = (64, 512)  # cache lengths at which forwards are timed for the cost-aware rule
-COST_PASSES = 7  # per width and length; the median counts
+COST_PASSES = 15  # per width and length; the median counts
 ORACLE = "oracle gamma (knows what agrees)"
 
 
@@ -79,7 +79,8 @@ def _of_the_draft_model(pair: Pair) -> list[Strategy]:
 
 def _schedules(pair: Pair, own: CostAwareGamma) -> list[Strategy]:
     compressed = replace(get_engine(ENGINE), new_cache=quantized_cache(8))
-    aware = CompressionAwareGamma(own, room(pair.target), "int8")
+    costs = forward_costs(pair.draft, pair.target, compressed)
+    aware = CompressionAwareGamma(CostAwareGamma(costs), room(pair.target), "int8")
     return [
         Strategy("adaptive gamma", lambda: pair.draft, AdaptiveGamma(GAMMA_MAX)),
         Strategy("cost-aware gamma", lambda: pair.draft, own),
@@ -117,13 +118,13 @@ def exit_layer(target: torch.nn.Module) -> tuple[int, str]:
     return layers, f"after layer {layers}, not trained for it"
 
 
-def forward_costs(draft: torch.nn.Module, target: torch.nn.Module) -> ForwardCosts:
+def forward_costs(draft: torch.nn.Module, target: torch.nn.Module, draft_engine: str | Engine = ENGINE) -> ForwardCosts:
     """Time one-token forwards of ``draft`` and forwards of ``target`` over 1 to GAMMA_MAX + 1 tokens."""
     limit = getattr(target.config, "max_position_embeddings", None) or max(COST_LENGTHS)
     lengths = tuple(length for length in COST_LENGTHS if length + GAMMA_MAX < limit)
     drafts, targets = [], []
     for length in lengths:
-        drafts.append(median(time_passes(draft, ENGINE, (1,), COST_PASSES, Held(length))[1]))
+        drafts.append(median(time_passes(draft, draft_engine, (1,), COST_PASSES, Held(length))[1]))
         passes = time_passes(target, ENGINE, range(1, GAMMA_MAX + 2), COST_PASSES, Held(length))
         targets.append(tuple(median(seconds) for seconds in passes.values()))
     return ForwardCosts(lengths, tuple(drafts), tuple(targets))

@@ -12,7 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -507,8 +507,10 @@ def _shapes(model: torch.nn.Module) -> list[tuple[Held, tuple[int, ...]]]:
 
 
 def section5_strategies(profile: Profile) -> None:
-    """Measure every strategy on every prompt, and check the second document's claims against that."""
-    compared = strategies.strategies(profile.pair, profile.args.gammas)
+    """Measure every strategy on every prompt, and all prompts as one batch."""
+    compared = cache(
+        partial(strategies.strategies, profile.pair, profile.args.gammas)
+    )  # measures costs when first asked
     for name in profile.inputs:
         profile.unit(results.STRATEGIES, lambda n=name: _strategy_rows(profile, compared, n), prompt=name)
     inputs = list(profile.inputs.values())
@@ -520,13 +522,13 @@ def section5_strategies(profile: Profile) -> None:
     _say(profile_findings.show_strategies(claims.totals(_stored(profile.folder, results.STRATEGIES))))
 
 
-def _strategy_rows(profile: Profile, compared: list[strategies.Strategy], name: str) -> list[dict]:
+def _strategy_rows(profile: Profile, compared: Callable[[], list[strategies.Strategy]], name: str) -> list[dict]:
     _, logits = _greedy_text(profile, name)
     agrees = logits.match(0).numpy().astype(bool)
     tokens = profile.args.max_new_tokens
     new_generator = partial(_generator, profile, name, temperature=0.0, seed=0)
     task = strategies.Task(profile.inputs[name], tokens, agrees, new_generator)
-    return strategies.measure_all(profile.pair, compared, task)
+    return strategies.measure_all(profile.pair, compared(), task)
 
 
 # --- Section 6: smaller key/value caches -----------------------------------------------------------------------------
@@ -535,7 +537,7 @@ def _strategy_rows(profile: Profile, compared: list[strategies.Strategy], name: 
 def section6_kv_compression(profile: Profile) -> None:
     """Measure what each compression of the draft's and of the target's cache saves and costs."""
     inputs = list(profile.inputs.values())
-    texts = kv_techniques.greedy_texts(profile.pair, inputs, profile.args.max_new_tokens)
+    texts = cache(partial(kv_techniques.greedy_texts, profile.pair, inputs, profile.args.max_new_tokens))
     for where, technique in KV_UNITS:
         profile.unit(
             results.KV_COMPRESSION,
@@ -546,11 +548,11 @@ def section6_kv_compression(profile: Profile) -> None:
     _say(profile_findings.show_kv_compression(_stored(profile.folder, results.KV_COMPRESSION)))
 
 
-def _kv_rows(profile: Profile, texts: list[list[int]], where: str, technique: str) -> list[dict]:
+def _kv_rows(profile: Profile, texts: Callable[[], list[list[int]]], where: str, technique: str) -> list[dict]:
     inputs = list(profile.inputs.values())
     if technique == kv_techniques.PREFIX:
         return kv_techniques.measure_prefix(profile.pair, inputs, profile.args.max_new_tokens)
-    return [kv_techniques.measure(profile.pair, inputs, texts, where, technique)]
+    return [kv_techniques.measure(profile.pair, inputs, texts(), where, technique)]
 
 
 SECTION_FUNCTIONS = {

@@ -25,7 +25,6 @@ from specdec.engine import device as devices
 from specdec.engine.acceptance import trace_agreement
 from specdec.engine.compiling import Wanted, prepare_fast_kernels
 from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
-from specdec.engine.engines import get_engine
 from specdec.engine.exactness import explain_mismatch
 from specdec.engine.pair import ModelFacts, Pair, encode, eos_ids, pair_from_flags
 from specdec.errors import InputError, MeasurementError
@@ -145,7 +144,8 @@ def measure(benchmark: Benchmark, argv: list[str] | None) -> None:
     with tqdm(total=len(todo) * (len(args.gammas) + 2), disable=None, unit="run", smoothing=0) as bar:
         for engine, of_engine in groupby(todo, key=lambda unit: unit.engine):
             bar.set_description(f"{engine}: warm-up")
-            _prepare(benchmark, engine, manifest)
+            if engine == "fast":
+                _prepare_fast(benchmark, manifest)
             _warm_up_widths(benchmark, engine)
             for prompt, of_prompt in groupby(of_engine, key=lambda unit: unit.prompt):
                 _warm_up_prompt(benchmark, prompt, engine)
@@ -165,16 +165,13 @@ def _units(benchmark: Benchmark) -> Iterator[Unit]:
                 yield Unit(engine, prompt, repeat)
 
 
-def _prepare(benchmark: Benchmark, engine: str, manifest: run.Manifest) -> None:
-    """Convert the models to the engine's kernels and compile them if that pays; the manifest says what was done."""
-    pair, args = benchmark.pair, benchmark.args
-    for model in (pair.draft, pair.target):
-        get_engine(engine).prepare(model)
-    if engine == "fast":
-        runs = len(benchmark.prompts) * args.repeats * (len(args.gammas) + 1)
-        longest = max(input_ids.shape[1] for input_ids in benchmark.inputs.values()) + args.max_new_tokens
-        wanted = Wanted(args.gammas, longest, runs * args.max_new_tokens)
-        manifest.write(fast_kernels=prepare_fast_kernels(pair, args.compile, wanted, tqdm.write))
+def _prepare_fast(benchmark: Benchmark, manifest: run.Manifest) -> None:
+    """Pack the models' layers and compile their forwards if that pays; the manifest says what was done."""
+    args = benchmark.args
+    runs = len(benchmark.prompts) * args.repeats * (len(args.gammas) + 1)
+    longest = max(input_ids.shape[1] for input_ids in benchmark.inputs.values()) + args.max_new_tokens
+    wanted = Wanted(args.gammas, longest, runs * args.max_new_tokens)
+    manifest.write(fast_kernels=prepare_fast_kernels(benchmark.pair, args.compile, wanted, tqdm.write))
 
 
 # --- Measuring -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ trace replay call it the same way, so that a schedule can be judged without runn
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -27,12 +27,17 @@ class History:
     @property
     def rejections(self) -> int:
         """Steps in which a proposed token was rejected."""
-        return sum(accepted < proposed for proposed, accepted in zip(self.proposed, self.accepted, strict=True))
+        return rejections(self.proposed, self.accepted)
 
     @property
     def tried(self) -> int:
         """Proposed tokens that were compared at all: those accepted and the first rejected one of each step."""
         return sum(self.accepted) + self.rejections
+
+
+def rejections(proposed: Sequence[int], accepted: Sequence[int]) -> int:
+    """Return in how many steps a proposed token was rejected, both (steps,)."""
+    return sum(taken < asked for asked, taken in zip(proposed, accepted, strict=True))
 
 
 Schedule = Callable[[History], int]

@@ -11,7 +11,7 @@ from stub_models import MarkovModel
 from specdec.engine.decoding import autoregressive_generate, speculative_generate
 from specdec.engine.drafting import TreeDraft, tree_nodes
 from specdec.engine.engines import ENGINES, get_engine
-from specdec.engine.forward import tree_mask
+from specdec.engine.masks import tree_mask
 from specdec.engine.pair import encode
 from specdec.errors import InputError
 from specdec.prompts import PROMPTS

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from specdec.engine.forward import Pass, Passes
 from specdec.engine.kv_cache import KVCache, PreallocatedLayer
+from specdec.engine.masks import additive_mask, is_chain
 
 MOST_TOGETHER = 16  # tokens per request; wider passes, prefills mostly, run one by one
 
@@ -90,10 +91,11 @@ class _TogetherLayer(DynamicLayer):
 
 
 def feed_together(passes: Sequence[Pass]) -> list[torch.Tensor]:
-    """Run passes of several requests for one model as one forward; returns what each would have got alone."""
+    """Run passes of several requests for one model as one forward; returns what each would have got alone.
+
+    The passes come in the order of their rows.
+    """
     model, device = passes[0].cached.model, passes[0].cached.device
-    order = sorted(range(len(passes)), key=lambda place: passes[place].cached.cache.layers.layers[0].row)
-    passes = [passes[place] for place in order]
     caches = [each.cached.cache for each in passes]
     widths = [each.token_ids.numel() for each in passes]
     width = max(widths)
@@ -105,15 +107,14 @@ def feed_together(passes: Sequence[Pass]) -> list[torch.Tensor]:
     places = starts.unsqueeze(-1) + torch.arange(width, device=device)  # (rows, width)
     longest = max(cache.length for cache in caches) + width
     hidden = torch.arange(longest, device=device) > places.unsqueeze(-1)  # (rows, width, longest)
-    mask = torch.zeros(hidden.shape, dtype=model.dtype, device=device).masked_fill(hidden, torch.finfo(model.dtype).min)
     limit = getattr(model.config, "max_position_embeddings", None) or longest
     layers = [_TogetherLayer(layer.shared, rows, places, longest) for layer in caches[0].layers.layers]
-    output = model(ids, mask.unsqueeze(1), places.clamp(max=limit - 1), Cache(layers=layers), use_cache=True)
-    answers: list[torch.Tensor] = [None] * len(passes)  # type: ignore[list-item]
-    for row, (place, each, count) in enumerate(zip(order, passes, widths, strict=True)):
+    mask = additive_mask(hidden, model.dtype).unsqueeze(1)
+    output = model(ids, mask, places.clamp(max=limit - 1), Cache(layers=layers), use_cache=True)
+    answers = []
+    for each, count, logits in zip(passes, widths, output.logits, strict=True):
         each.cached.cache.advance(count)
-        logits = each.cached.usable(output.logits[row, :count])
-        answers[place] = logits[-each.logits_to_keep :]
+        answers.append(each.cached.usable(logits[:count])[-each.logits_to_keep :])
     return answers
 
 
@@ -125,7 +126,7 @@ def run_together(works: Sequence[Passes], target: nn.Module) -> list[Any]:
     target forward. A finished request is in no later forward.
     """
     results: dict[int, Any] = {}
-    waiting: dict[int, Pass] = {}
+    waiting: dict[int, Pass] = {}  # by request, in their order: an answered one keeps its place
 
     def advance(index: int, logits: torch.Tensor | None) -> None:
         try:
@@ -152,6 +153,6 @@ def run_together(works: Sequence[Passes], target: nn.Module) -> list[Any]:
 
 def _can_join(each: Pass) -> bool:
     """Whether a pass is a narrow chain on a row that has been prefilled."""
-    chain = each.parents is None or list(each.parents) == list(range(-1, len(each.parents) - 1))
+    chain = each.parents is None or is_chain(each.parents)
     layer = each.cached.cache.layers.layers[0]
     return chain and isinstance(layer, RowLayer) and layer.length > 0 and each.token_ids.numel() <= MOST_TOGETHER

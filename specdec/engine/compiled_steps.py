@@ -14,6 +14,7 @@ from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specdec.engine.kv_cache import KVCache
+from specdec.engine.masks import additive_mask
 
 
 class _WholeLayer(DynamicLayer):
@@ -80,8 +81,7 @@ class CompiledSteps:
         width = token_ids.shape[1]
         places = start + torch.arange(width, device=token_ids.device)
         all_places = torch.arange(self.capacity, device=token_ids.device)
-        mask = torch.zeros(width, self.capacity, device=token_ids.device, dtype=self.model.dtype)
-        mask = mask.masked_fill(all_places > places.unsqueeze(-1), torch.finfo(self.model.dtype).min)
+        mask = additive_mask(all_places > places.unsqueeze(-1), self.model.dtype)  # (width, capacity)
         layers = [_WholeLayer(k, v, places) for k, v in zip(keys, values, strict=True)]
         positions = places.clamp(max=self.positions - 1).unsqueeze(0)  # only filling lies beyond
         output = self.model(token_ids, mask[None, None], positions, Cache(layers=layers), use_cache=True)

@@ -29,7 +29,7 @@ from specdec.engine.forward import (
 from specdec.engine.request import Request
 from specdec.engine.verification import Proposal, Verdict, choose_rule
 from specdec.errors import InputError
-from specdec.schedules import FixedGamma, Schedule, as_schedule
+from specdec.schedules import FixedGamma, Schedule, as_schedule, rejections
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Generation:
     @property
     def rejections(self) -> int:
         """Steps in which a proposed token was rejected."""
-        return sum(a < p for a, p in zip(self.accepted, self.proposed, strict=True))
+        return rejections(self.proposed, self.accepted)
 
     @property
     def acceptance_rates_per_step(self) -> list[float]:

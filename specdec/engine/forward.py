@@ -11,6 +11,7 @@ import torch
 
 from specdec.engine.compiled_steps import CompiledSteps
 from specdec.engine.kv_cache import KVCache
+from specdec.engine.masks import is_chain, tree_mask
 from specdec.errors import InputError, MeasurementError
 
 
@@ -69,7 +70,7 @@ class CachedModel:
         the one before. Returns the logits after the last ``logits_to_keep`` tokens, (logits_to_keep, vocab); 0 keeps
         all k.
         """
-        if parents is None or list(parents) == list(range(-1, len(parents) - 1)):
+        if parents is None or is_chain(parents):
             return self.feed_batch(token_ids.unsqueeze(0), logits_to_keep)[0]
         new = token_ids.numel()
         before = self.cache.length - (len(parents) - new)
@@ -122,26 +123,6 @@ class CachedModel:
         The sum of all logits tells, since NaN and both infinities survive every addition.
         """
         return torch.isfinite(self._logit_sum)
-
-
-def tree_mask(
-    parents: Sequence[int], length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a tree's nodes attend to, and their depths from 0.
-
-    ``parents`` as in :meth:`CachedModel.feed`, n of them. The mask, (1, 1, n, length + n), is added to the attention
-    scores: a node sees the ``length`` tokens before the tree, its ancestors and itself. Depths: (n,).
-    """
-    depths: list[int] = []
-    sees = torch.zeros(len(parents), length + len(parents), dtype=torch.bool)
-    sees[:, :length] = True
-    for node, parent in enumerate(parents):
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-        if parent >= 0:
-            sees[node, length:] = sees[parent, length:]
-        sees[node, length + node] = True
-    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
-    return mask[None, None].to(device), torch.tensor(depths, device=device)
 
 
 @dataclass(frozen=True)

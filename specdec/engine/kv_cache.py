@@ -30,15 +30,20 @@ class PreallocatedLayer(DynamicLayer):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Append in place; returns views of the valid keys and values, (batch, heads, length, head_dim)."""
+        end = self.end_with(key_states, value_states)
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def end_with(self, key_states: torch.Tensor, value_states: torch.Tensor) -> int:
+        """Return the length with these entries appended; ValueError where they do not fit. Makes the buffers first."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[-2]
         if end > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens, {end} were given")
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return end
 
     def get_seq_length(self) -> int:
         return self.length
@@ -101,8 +106,13 @@ class KVCache:
 def _move(layer: DynamicLayer, source: torch.Tensor, start: int) -> None:
     """Copy the entries at ``source`` (LongTensor of places) to the places from ``start`` on."""
     end = start + source.numel()
-    for buffer in layer.buffers() if hasattr(layer, "buffers") else (layer.keys, layer.values):
+    for buffer in layer_buffers(layer):
         buffer[:, :, start:end] = buffer[:, :, source]
+
+
+def layer_buffers(layer: DynamicLayer) -> list[torch.Tensor]:
+    """Return the tensors that hold a layer's entries, each (batch, heads, tokens, ...)."""
+    return layer.buffers() if hasattr(layer, "buffers") else [layer.keys, layer.values]
 
 
 def stock_cache(model: torch.nn.Module, capacity: int) -> KVCache:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicLayer
 
-from specdec.engine.kv_cache import KVCache, PreallocatedLayer, preallocated_cache
+from specdec.engine.kv_cache import KVCache, PreallocatedLayer, layer_buffers, preallocated_cache
 
 CacheMaker = Callable[[nn.Module, int], KVCache]
 
@@ -46,11 +45,7 @@ class QuantizedLayer(PreallocatedLayer):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Append quantised; returns the valid keys and values, (batch, heads, length, head_dim), dequantised."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        if end > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens, {end} were given")
+        end = self.end_with(key_states, value_states)
         both = []
         for parts, states in ((self.key_parts, key_states), (self.value_parts, value_states)):
             for part, new in zip(parts, quantize(states, self.bits), strict=True):
@@ -166,11 +161,6 @@ def entry_bytes(cache: KVCache) -> int:
         held = getattr(layer, "stored", layer.get_seq_length())
         total += sum(buffer[:, :, :held].nelement() * buffer.element_size() for buffer in layer_buffers(layer))
     return total
-
-
-def layer_buffers(layer: DynamicLayer) -> list[torch.Tensor]:
-    """Return the tensors that hold a layer's entries, each (batch, heads, tokens, ...)."""
-    return layer.buffers() if hasattr(layer, "buffers") else [layer.keys, layer.values]
 
 
 @dataclass

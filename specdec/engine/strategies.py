@@ -31,6 +31,7 @@ SHORT_TOKENS = 16  # an output far below the 50 tokens that the second document 
 RUNS_PER_BASELINE = 4  # strategies timed against one run of plain decoding
 COST_LENGTHS = (64, 512)  # cache lengths at which forwards are timed for the cost-aware rule
 COST_PASSES = 15  # per width and length; the median counts
+COMPRESSED = replace(get_engine(ENGINE), new_cache=quantized_cache(8))  # of the compression-aware rule's draft
 ORACLE = "oracle gamma (knows what agrees)"
 
 
@@ -48,12 +49,15 @@ class Strategy:
 
 def strategies(pair: Pair, gammas: Sequence[int]) -> list[Strategy]:
     """Return what section 5 measures on ``pair``, with the costs that the cost-aware rule needs measured now."""
-    own = CostAwareGamma(forward_costs(pair.draft, pair.target))
+    layers, _ = exit_layer(pair.target)
+    lower = first_layers(pair.target, layers)
+    costs = forward_costs(pair.target, [(pair.draft, ENGINE), (pair.draft, COMPRESSED), (lower, ENGINE)])
+    own, compressed, early = (CostAwareGamma(each) for each in costs)
     return [
         *(Strategy(f"fixed gamma {gamma}", lambda: pair.draft, gamma) for gamma in gammas),
         *_of_the_draft_model(pair),
-        *_schedules(pair, own),
-        *_without_a_draft_model(pair),
+        *_schedules(pair, own, compressed),
+        *_without_a_draft_model(pair, early),
         *(
             Strategy(f"rejection sampling, gamma {USUAL_GAMMA}", lambda: pair.draft, USUAL_GAMMA, temperature)
             for temperature in SAMPLING_TEMPERATURES
@@ -77,16 +81,14 @@ def _of_the_draft_model(pair: Pair) -> list[Strategy]:
     ]
 
 
-def _schedules(pair: Pair, own: CostAwareGamma) -> list[Strategy]:
-    compressed = replace(get_engine(ENGINE), new_cache=quantized_cache(8))
-    costs = forward_costs(pair.draft, pair.target, compressed)
-    aware = CompressionAwareGamma(CostAwareGamma(costs), room(pair.target), "int8")
+def _schedules(pair: Pair, own: CostAwareGamma, compressed: CostAwareGamma) -> list[Strategy]:
+    aware = CompressionAwareGamma(compressed, room(pair.target), "int8")
     return [
         Strategy("adaptive gamma", lambda: pair.draft, AdaptiveGamma(GAMMA_MAX)),
         Strategy("cost-aware gamma", lambda: pair.draft, own),
         Strategy(
             "compression-aware gamma, int8 draft cache",
-            partial(ModelDraft, pair.draft, compressed),
+            partial(ModelDraft, pair.draft, COMPRESSED),
             aware,
             note="agreement remembered from request to request",
         ),
@@ -94,10 +96,9 @@ def _schedules(pair: Pair, own: CostAwareGamma) -> list[Strategy]:
     ]
 
 
-def _without_a_draft_model(pair: Pair) -> list[Strategy]:
+def _without_a_draft_model(pair: Pair, cost_aware: CostAwareGamma) -> list[Strategy]:
     layers, note = exit_layer(pair.target)
-    shared = CostAwareGamma(forward_costs(first_layers(pair.target, layers), pair.target))
-    named = {"early exit, gamma 1": 1, "early exit, gamma 2": 2, "early exit, cost-aware gamma": shared}
+    named = {"early exit, gamma 1": 1, "early exit, gamma 2": 2, "early exit, cost-aware gamma": cost_aware}
     return [
         *(Strategy(name, partial(EarlyExitDraft, layers), gamma, note=note) for name, gamma in named.items()),
         *(Strategy(f"prompt lookup, gamma {gamma}", PromptLookupDraft, gamma) for gamma in (USUAL_GAMMA, GAMMA_MAX)),
@@ -118,16 +119,23 @@ def exit_layer(target: torch.nn.Module) -> tuple[int, str]:
     return layers, f"after layer {layers}, not trained for it"
 
 
-def forward_costs(draft: torch.nn.Module, target: torch.nn.Module, draft_engine: str | Engine = ENGINE) -> ForwardCosts:
-    """Time one-token forwards of ``draft`` and forwards of ``target`` over 1 to GAMMA_MAX + 1 tokens."""
+def forward_costs(
+    target: torch.nn.Module, drafts: Sequence[tuple[torch.nn.Module, str | Engine]]
+) -> list[ForwardCosts]:
+    """Time forwards of ``target`` over 1 to GAMMA_MAX + 1 tokens, and of each draft, with its engine, over one.
+
+    Returns the costs beside each of ``drafts``.
+    """
     limit = getattr(target.config, "max_position_embeddings", None) or max(COST_LENGTHS)
     lengths = tuple(length for length in COST_LENGTHS if length + GAMMA_MAX < limit)
-    drafts, targets = [], []
-    for length in lengths:
-        drafts.append(median(time_passes(draft, draft_engine, (1,), COST_PASSES, Held(length))[1]))
-        passes = time_passes(target, ENGINE, range(1, GAMMA_MAX + 2), COST_PASSES, Held(length))
-        targets.append(tuple(median(seconds) for seconds in passes.values()))
-    return ForwardCosts(lengths, tuple(drafts), tuple(targets))
+
+    def timed(model: torch.nn.Module, engine: str | Engine, widths: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+        passes = [time_passes(model, engine, widths, COST_PASSES, Held(length)) for length in lengths]
+        return tuple(tuple(median(seconds) for seconds in by_width.values()) for by_width in passes)
+
+    of_target = timed(target, ENGINE, range(1, GAMMA_MAX + 2))
+    of_drafts = [timed(model, engine, (1,)) for model, engine in drafts]
+    return [ForwardCosts(lengths, tuple(one for (one,) in by_length), of_target) for by_length in of_drafts]
 
 
 @dataclass(frozen=True)

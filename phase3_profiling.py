@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from specdec import (
@@ -42,10 +42,14 @@ from specdec.engine.drafting import ModelDraft
 from specdec.engine.engines import get_engine
 from specdec.engine.isolation import Held, time_passes
 from specdec.engine.pair import Pair, encode, pair_from_flags
-from specdec.engine.timing import PhaseClock
+from specdec.engine.timing import PhaseClock, ratio
 from specdec.engine.verification import Sampled
+from specdec.errors import InputError
 from specdec.prompts import PROMPTS as EIGHT_PROMPTS
 from specdec.prompts import select_prompts
+
+if TYPE_CHECKING:  # specdec comes before matplotlib, which would complain where there is no home
+    from matplotlib.figure import Figure
 
 # --- What people change; each has a flag of the same name ------------------------------------------------------------
 PAIR = "auto"  # qwen2 where CUDA works, else tiny
@@ -84,10 +88,11 @@ INSTRUMENTATION_PAIRS = 3  # runs with and without the clock, per engine
 ISOLATED_REPETITIONS = 50  # single-token passes per engine and model, as in the study
 SHAPE_REPETITIONS = 10  # passes of every other shape
 QUICK_REPETITIONS = 5  # of either, with --quick
-WIDTHS = tuple(range(1, 10))  # tokens per target forward: up to gamma 8 and one more
+LEAST_WIDEST = 9  # tokens per target forward: 1 to as many, or to the largest gamma and one more
 FEW_WIDTHS = (1, 5)  # at longer caches and larger batches: a token, and a step at gamma 4
 CACHE_LENGTHS = (64, 256, 1024, 4096)  # tokens held, as far as the model allows
 BATCHES = (1, 2, 4, 8, 16)  # requests per forward
+MAX_TEMPERATURE = 100  # beyond it every token is as likely as any other
 RANDOM_PROMPT_TOKENS = 48  # of a made-up prompt with random weights; about what the eight have
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -105,7 +110,9 @@ FLAGS = {
     "SECTIONS": cli.Flag(cli.several(cli.integer(1, 6)), "sections to run, comma-separated"),
     "ENGINES": cli.Flag(cli.several(cli.choice("published", "fast")), "engines to run, comma-separated"),
     "STEPS": cli.Flag(cli.integer(1), "full steps per engine and gamma in section 1"),
-    "TEMPERATURES": cli.Flag(cli.several(cli.number(0.0)), "temperatures of section 3, comma-separated"),
+    "TEMPERATURES": cli.Flag(
+        cli.several(cli.number(0.0, MAX_TEMPERATURE)), "temperatures of section 3, comma-separated"
+    ),
     "MAX_NEW_TOKENS": cli.Flag(cli.integer(2), "new tokens per run"),
     **cli.FOLDER_FLAGS,
 }
@@ -117,6 +124,15 @@ TABLES = (
     results.VERIFY_COST,
     results.STRATEGIES,
     results.KV_COMPRESSION,
+)
+PLOTS = (
+    "time_breakdown",
+    "phase_distribution",
+    "alpha_vs_position",
+    "alpha_vs_temperature",
+    "strategies",
+    "kv_compression",
+    "timing_analysis",
 )
 NOT_COMPARED_ON_RESUME = ("results_dir", "plots_dir", "resume", "quick", "sections")
 
@@ -157,6 +173,7 @@ def _run(argv: list[str] | None) -> int:
     prompts = select_prompts(args.prompts, args.prompt_file)
     folder = Path(args.results_dir)
     run.check_free(folder)
+    run.check_writable(results_dir=args.results_dir, plots_dir=args.plots_dir)
     pair = pair_from_flags(args)
     inputs = _inputs(pair, prompts, args)
     for input_ids in inputs.values():
@@ -208,9 +225,9 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
             SECTION_FUNCTIONS[section](profile)
     profile.bar.close()
     _check_claims(profile)
-    manifest.complete(device_after=devices.describe(device), skipped_sections=skipped)
-    _predict(profile)
+    _predict(profile, manifest)
     plots = _draw(profile)
+    manifest.complete(device_after=devices.describe(device), skipped_sections=skipped, plots=plots)
     print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(plots)}")
 
 
@@ -228,7 +245,10 @@ def _open_run(profile: Profile, argv: list[str] | None) -> run.Manifest:
     constants = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED_ON_RESUME}
     entries = run.run_entries(argv, constants) | {"pair": profile.pair.manifest_entry()}
     files = [table.file for table in (*TABLES, results.CLAIMS)]
-    return run.open_run(profile.folder, PHASE, files, entries, args.resume)
+    manifest = run.open_run(profile.folder, PHASE, files, entries, args.resume)
+    if not manifest.resumed:
+        run.move_to_previous(Path(args.plots_dir), [f"{name}.png" for name in PLOTS])
+    return manifest
 
 
 def _say(lines: list[str]) -> None:
@@ -262,7 +282,8 @@ def section1_time_breakdown(profile: Profile) -> None:
     _say(profile_findings.show_breakdown(_stored(profile.folder, results.BREAKDOWN)))
     for engine in profile.args.engines:
         cost = _instrumentation_cost(profile, engine)
-        tqdm.write(f"  {engine}: runs with the clock took {cost:+.1%} of those without (median of pairs)")
+        shown = "not measured" if cost is None else f"{cost:+.1%} of those without (median of pairs)"
+        tqdm.write(f"  {engine}: what runs with the clock took longer: {shown}")
 
 
 def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
@@ -312,15 +333,15 @@ def _catch_up_ms(profile: Profile, engine: str) -> float:
     return max(float(np.median(times[2]) - np.median(times[1])), 0.0) * 1e3
 
 
-def _instrumentation_cost(profile: Profile, engine: str) -> float:
-    """Return how much longer runs take with the clock: the median over pairs, in turn, less one."""
+def _instrumentation_cost(profile: Profile, engine: str) -> float | None:
+    """Return how much longer runs take with the clock: the median over pairs, in turn, less one; None if unseen."""
     name, gamma = next(iter(profile.inputs)), max(profile.args.gammas)
     ratios = []
     for _ in range(INSTRUMENTATION_PAIRS):
         clocked = _speculate(profile, engine, gamma, name, PhaseClock())
         plain = _speculate(profile, engine, gamma, name)
-        ratios.append(clocked.wall_time / plain.wall_time)
-    return float(np.median(ratios)) - 1
+        ratios.append(ratio(clocked.wall_time, plain.wall_time))
+    return None if None in ratios else float(np.median(ratios)) - 1
 
 
 def _repetitions(profile: Profile, usual: int) -> int:
@@ -466,7 +487,7 @@ def _isolated(profile: Profile, model: torch.nn.Module, engine: str) -> list[dic
 def _by_shape(profile: Profile, model: torch.nn.Module, engine: str, ceiling: dict) -> list[dict]:
     """Return each shape's median time, and its ratio to one token as measured and as the ceilings allow."""
     rows = []
-    for held, widths in _shapes(model):
+    for held, widths in _shapes(model, max(LEAST_WIDEST, *(gamma + 1 for gamma in profile.args.gammas))):
         times = time_passes(model, engine, widths, _repetitions(profile, SHAPE_REPETITIONS), held)
         one = float(np.median(times[1]))
         for width, passes in times.items():
@@ -495,12 +516,12 @@ def _roofline(ceiling: dict, tokens: int, batch: int) -> float:
     )
 
 
-def _shapes(model: torch.nn.Module) -> list[tuple[Held, tuple[int, ...]]]:
+def _shapes(model: torch.nn.Module, widest: int) -> list[tuple[Held, tuple[int, ...]]]:
     """Return what to hold and which widths to time there: all widths first, then longer caches and larger batches."""
     limit = getattr(model.config, "max_position_embeddings", None) or max(CACHE_LENGTHS)
     lengths = [Held(length) for length in CACHE_LENGTHS[1:] if length + max(FEW_WIDTHS) <= limit]
     batches = [Held(batch=batch) for batch in BATCHES[1:]]
-    return [(Held(), WIDTHS), *((held, FEW_WIDTHS) for held in lengths + batches)]
+    return [(Held(), tuple(range(1, widest + 1))), *((held, FEW_WIDTHS) for held in lengths + batches)]
 
 
 # --- Section 5: who proposes, and how many ---------------------------------------------------------------------------
@@ -567,23 +588,32 @@ SECTION_FUNCTIONS = {
 # --- What follows from the tables ------------------------------------------------------------------------------------
 
 
-def _predict(profile: Profile) -> None:
-    """Complete Phase 1's predictions with this phase's costs, and say how good each model is."""
+def _predict(profile: Profile, manifest: run.Manifest) -> None:
+    """Complete Phase 1's predictions with this phase's costs, or say why not; what was measured here stays."""
+    try:
+        _predict_from(profile, manifest)
+    except InputError as error:
+        print(f"\nNo predictions: {error}")
+
+
+def _predict_from(profile: Profile, manifest: run.Manifest) -> None:
     phase1 = run.read_manifest(profile.folder, "phase1")
     if phase1 is None:
-        print(f"\nNo predictions: there is no Phase 1 run in {profile.folder}; speculative_decoding.py makes one.")
-        return
-    if changed := run.differences(phase1, {"pair": profile.pair.manifest_entry()}):
-        print(
-            f"\nNo predictions: the Phase 1 run in {profile.folder} is of another pair, device or dtype ({changed[0]})"
+        raise InputError(f"there is no Phase 1 run in {profile.folder}; speculative_decoding.py makes one")
+    if changed := run.differences(_whose(phase1), _whose(manifest.entries)):
+        raise InputError(
+            f"the Phase 1 run in {profile.folder} is of another pair, device or dtype ({changed[0]}); run both phases "
+            "with the same flags, or choose another --results-dir"
         )
-        return
+    constants = phase1.get("constants") or {}
+    shared = {name: value for name, value in manifest.entries["constants"].items() if name in constants}
+    if changed := run.differences(constants, shared):
+        print("\nConstants that differ from those of Phase 1: " + "; ".join(changed))
     costs = profile_findings.step_costs(
         _stored(profile.folder, results.BREAKDOWN), _stored(profile.folder, results.VERIFY_COST)
     )
     if not costs:
-        print("\nNo predictions: they need sections 1 and 4.")
-        return
+        raise InputError("they need sections 1 and 4")
     facts = evidence.read_run(profile.folder)
     runs = results.read_table(profile.folder, results.RUNS)
     rows = predictions.predict_from_profile(facts.summary, runs, facts.traces, costs)
@@ -591,6 +621,11 @@ def _predict(profile: Profile) -> None:
     print(f"\nPredictions against Phase 1's decode speedups, costs and acceptance from elsewhere; {profile.pair.label}")
     for line in profile_findings.show_predictions(rows):
         print(line)
+
+
+def _whose(entries: Mapping[str, Any]) -> dict:
+    """Return what two phases must have in common: the pair with its devices and dtype, and the machine."""
+    return {"pair": entries.get("pair"), "machine": (entries.get("device") or {}).get("name")}
 
 
 def _check_claims(profile: Profile) -> None:

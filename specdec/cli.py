@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 from specdec.errors import InputError, MeasurementError
 
+MAX_SEED = 2**32 - 1  # what every generator here takes
+KEPT = "what is finished is kept, and Phases 1 and 3 go on with --resume"
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -45,19 +47,27 @@ def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     return read
 
 
-def number(minimum: float) -> Callable[[str], float]:
-    """Return a reader of finite numbers >= ``minimum``."""
+def number(minimum: float, maximum: float | None = None) -> Callable[[str], float]:
+    """Return a reader of finite numbers from ``minimum`` to ``maximum``."""
+    allowed = f"a number >= {minimum:g}" if maximum is None else f"a number from {minimum:g} to {maximum:g}"
 
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= minimum):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number >= {minimum:g}")
+        if not (math.isfinite(value) and value >= minimum) or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
         return value
 
     return read
+
+
+def text(given: str) -> str:
+    """Read a name or path; an empty one, as of a shell variable that is not set, is refused."""
+    if not given.strip():
+        raise argparse.ArgumentTypeError("it is empty; give a name or leave the flag out")
+    return given
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
@@ -87,25 +97,25 @@ def several(read_one: Callable[[str], Any]) -> Callable[[str], tuple]:
 
 PAIR_FLAGS = {
     "PAIR": Flag(choice("auto", "qwen2", "tiny"), "which pair: auto, qwen2 or tiny"),
-    "DRAFT": Flag(str, "draft of any other pair: Hub id, folder or .gguf file (with --target)"),
-    "TARGET": Flag(str, "target of any other pair: Hub id, folder or .gguf file (with --draft)"),
+    "DRAFT": Flag(text, "draft of any other pair: Hub id, folder or .gguf file (with --target)"),
+    "TARGET": Flag(text, "target of any other pair: Hub id, folder or .gguf file (with --draft)"),
     "RANDOM_WEIGHTS": Flag(None, "the pair's architecture with random weights: timing only, no download"),
-    "DEVICE": Flag(str, "auto, cpu, cuda, cuda:N, mps, or spread (over several GPUs)"),
-    "DRAFT_DEVICE": Flag(str, "the draft's device, if it is another"),
+    "DEVICE": Flag(text, "auto, cpu, cuda, cuda:N, mps, or spread (over several GPUs)"),
+    "DRAFT_DEVICE": Flag(text, "the draft's device, if it is another"),
     "DTYPE": Flag(choice("auto", "float32", "float16", "bfloat16"), "auto is float16 on CUDA, else float32"),
-    "THREADS": Flag(integer(0), "CPU threads; 0 leaves it to torch"),
+    "THREADS": Flag(integer(0, 1024), "CPU threads; 0 leaves it to torch"),
     "COMPILE": Flag(choice("auto", "on", "off"), "compile the fast engine's forwards; auto: where this run repays it"),
-    "SEED": Flag(integer(0), "seed of random weights and of sampling"),
+    "SEED": Flag(integer(0, MAX_SEED), "seed of random weights and of sampling"),
 }
 PROMPT_FLAGS = {
     "PROMPTS": Flag(several(str), "names of the prompts to run, comma-separated"),
-    "PROMPT_FILE": Flag(str, "JSON lines with prompt, category and text, in place of the eight prompts"),
+    "PROMPT_FILE": Flag(text, "JSON lines with prompt, category and text, in place of the eight prompts"),
     "CHAT": Flag(None, "put each prompt through the tokenizer's chat template"),
     "GAMMAS": Flag(several(integer(0, 64)), "draft tokens per step, comma-separated"),
 }
 FOLDER_FLAGS = {
-    "RESULTS_DIR": Flag(str, "folder for CSV files and manifests"),
-    "PLOTS_DIR": Flag(str, "folder for plots"),
+    "RESULTS_DIR": Flag(text, "folder for CSV files and manifests"),
+    "PLOTS_DIR": Flag(text, "folder for plots"),
 }
 
 
@@ -153,19 +163,25 @@ def _shown(value: Any) -> str:
 
 def run(body: Callable[[], int]) -> int:
     """Run a script's body and return its exit code; errors become one line on stderr, SIGTERM an interruption."""
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks must not end a run
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _sigterm_interrupts():
             return body()
     except InputError as error:
         return _fail(EXIT_BAD_INPUT, str(error))
-    except (MeasurementError, MemoryError, OSError) as error:
-        return _fail(EXIT_FAILED, str(error) or type(error).__name__)
-    except RuntimeError as error:  # torch reports a lack of memory this way
-        if "memory" not in str(error):
+    except MeasurementError as error:
+        return _fail(EXIT_FAILED, str(error))
+    except OSError as error:
+        return _fail(EXIT_FAILED, f"{error}; {KEPT}")
+    except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory as a RuntimeError
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
-        return _fail(EXIT_FAILED, "out of memory: " + str(error).splitlines()[0])
+        first = (str(error).splitlines() or ["no more is free"])[0]
+        return _fail(EXIT_FAILED, f"out of memory: {first}; {KEPT}; a smaller pair or --dtype bfloat16 needs less")
     except KeyboardInterrupt:
-        return _fail(EXIT_INTERRUPTED, "interrupted; what is finished is kept, and Phases 1 and 3 go on with --resume")
+        return _fail(EXIT_INTERRUPTED, f"interrupted; {KEPT}")
 
 
 def _fail(code: int, message: str) -> int:

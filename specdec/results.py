@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from specdec import theory
@@ -20,6 +21,7 @@ from specdec.errors import InputError
 
 NOISY_SPREAD = 0.10  # spread / median of repeats above which a timing is called noisy
 FEW_REPEATS = 5  # with fewer, the spread is the range; from here on the interquartile range
+FORMULA_STARTS = "=+-@\t\r"  # a spreadsheet would take text that begins so for a formula
 PANDAS_DTYPES = {"text": "string", "integer": "Int64", "number": "float64", "flag": "boolean"}
 
 
@@ -172,23 +174,31 @@ VERIFY_COST = Table(
 
 
 def format_cell(value: Any) -> str:
-    """Return a value as a CSV cell: empty if absent (None, NaN), a number with seven digits, text quoted if need be."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+    """Return a value as a CSV cell: empty if absent (None, NaN, infinite), a number with seven digits, text quoted if
+    need be, with an apostrophe before what a spreadsheet would compute (:func:`read_table` takes it away again).
+    """
+    if value is None or value is pd.NA:
         return ""
-    if isinstance(value, float):
-        return f"{value:.7g}"
+    if isinstance(value, float | np.floating):
+        return f"{value:.7g}" if math.isfinite(value) else ""
     text = str(value)
+    if isinstance(value, str) and value[:1] in ("'", *FORMULA_STARTS):
+        text = "'" + text
     return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\r\n') else text
 
 
 def write_whole(path: Path, text: str) -> None:
     """Replace the file at once: readers see the old text or the new one."""
     part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with open(part, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:  # a full disk, Ctrl-C
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_table(folder: Path, table: Table, rows: pd.DataFrame) -> None:
@@ -209,7 +219,7 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
     path = folder / table.file
     remedy = f"run {table.made_by} to make it"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")  # as it is: a cell may hold any line end
     except FileNotFoundError:
         raise InputError(f"{path} is missing; {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -217,7 +227,8 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
     if not text.strip():
         raise InputError(f"{path} is empty; {remedy}")
     if not text.endswith("\n"):
-        raise InputError(f"{path} ends in the middle of a row; {remedy}, or go on with --resume")
+        go_on = ", or go on with --resume" if table in (RUNS, STEPS) else ""  # all others are replaced whole
+        raise InputError(f"{path} ends in the middle of a row; {remedy}{go_on}")
     try:
         frame = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False)
     except (pd.errors.ParserError, ValueError) as error:
@@ -232,7 +243,7 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
 
 def _typed(cells: pd.Series, kind: str, path: Path) -> pd.Series:
     if kind == "text":
-        return cells
+        return cells.str.removeprefix("'")
     values = []
     for row, cell in enumerate(cells, 1):
         try:
@@ -269,8 +280,8 @@ def _summary_row(runs: pd.DataFrame) -> dict[str, Any]:
     first = runs.iloc[0]
     gamma = int(first.gamma)
     decode = {who: runs[f"{who}_time_s"] - runs[f"{who}_prefill_s"] for who in ("baseline", "draft", "speculative")}
-    speedups = (runs.baseline_time_s / runs.speculative_time_s).dropna()
-    cost_ratio = (decode["baseline"] / decode["draft"]).median() if first.new_tokens > 1 else math.nan
+    speedups = _ratio(runs.baseline_time_s, runs.speculative_time_s).dropna()
+    cost_ratio = _ratio(decode["baseline"], decode["draft"]).median() if first.new_tokens > 1 else math.nan
     proposed, accepted, rejections = (int(runs[name].sum()) for name in ("proposed", "accepted", "rejections"))
     rate = accepted / proposed if proposed else math.nan
     alpha = accepted / (accepted + rejections) if accepted + rejections else math.nan
@@ -287,7 +298,7 @@ def _summary_row(runs: pd.DataFrame) -> dict[str, Any]:
         "speedup": speedups.median(),
         "speedup_low": speedups.min() if len(speedups) > 1 else math.nan,
         "speedup_high": speedups.max() if len(speedups) > 1 else math.nan,
-        "decode_speedup": (decode["baseline"] / decode["speculative"]).median() if steps else math.nan,
+        "decode_speedup": _ratio(decode["baseline"], decode["speculative"]).median() if steps else math.nan,
         "predicted_speedup": _predicted(rate, gamma, cost_ratio),
         "predicted_speedup_alpha": _predicted(alpha, gamma, cost_ratio),
         "matches_baseline": bool(runs.matches_baseline.all()),
@@ -296,6 +307,11 @@ def _summary_row(runs: pd.DataFrame) -> dict[str, Any]:
         "eos_at": first.eos_at,
         "noisy": any(is_noisy(times) for times in timings) if len(runs) > 1 else None,
     }
+
+
+def _ratio(above: pd.Series, below: pd.Series) -> pd.Series:
+    """Return above / below where the clock saw both take time; NaN elsewhere."""
+    return (above / below).where((above > 0) & (below > 0))
 
 
 def _predicted(alpha: float, gamma: int, cost_ratio: float) -> float:
@@ -313,4 +329,4 @@ def is_noisy(times: pd.Series) -> bool:
         spread = times.max() - times.min()
     else:
         spread = times.quantile(0.75) - times.quantile(0.25)
-    return bool(spread / times.median() > NOISY_SPREAD)
+    return bool(spread > NOISY_SPREAD * times.median())

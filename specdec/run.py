@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import platform
@@ -11,13 +12,14 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from specdec.errors import InputError
-from specdec.results import format_cell, write_whole
+from specdec.results import PHASE1, PHASE2, PHASE3, format_cell, write_whole
 
 try:
     import fcntl
@@ -27,6 +29,8 @@ except ImportError:  # Windows: runs work, but nothing keeps two of them apart
 LOCK_NAME = ".lock"
 PREVIOUS = "previous"  # where a new run moves the files of the run before it
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pandas", "scipy", "matplotlib")
+SCRIPTS = {"phase1": PHASE1, "phase2": PHASE2, "phase3": PHASE3}
+FORMAT = 1  # of manifests and tables; raised when a later version writes what this one would misread
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -38,7 +42,7 @@ def lock(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK_NAME, "a")  # noqa: SIM115 - held open for as long as the lock
+        file = open(folder / LOCK_NAME, "a", encoding="utf-8")  # noqa: SIM115 - held open for as long as the lock
     except OSError as error:
         raise InputError(f"results folder {folder} can't be written: {error.strerror}") from error
     with file:
@@ -57,42 +61,75 @@ def check_free(folder: Path) -> None:
             pass
 
 
+def check_writable(**folders: str) -> None:
+    """Raise InputError if nothing could be written to one of ``folders`` (flag -> path), without making any of them."""
+    for flag, folder in folders.items():
+        path = Path(folder).absolute()
+        there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        try:
+            tempfile.TemporaryFile(dir=there).close()
+        except OSError as error:
+            flag = "--" + flag.replace("_", "-")
+            raise InputError(f"{folder} can't be written: {error.strerror}; choose a folder with {flag}") from error
+
+
 def append_line(path: Path, line: str) -> None:
-    """Append one line or several, each ended, in a single write that has reached the disk on return."""
+    """Append one line or several, each ended, in a single write that has reached the disk on return.
+
+    Where that fails or is interrupted, what was written of it is cut off again.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        data = line.encode()
-        if os.write(descriptor, data) != len(data):
-            raise OSError(f"{path.name}: a row could not be written whole; is the disk full?")
-        os.fsync(descriptor)
+        before, data = os.fstat(descriptor).st_size, line.encode()
+        try:
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, "the disk may be full")
+            os.fsync(descriptor)
+        except BaseException as error:
+            os.ftruncate(descriptor, before)
+            if not before:
+                path.unlink()
+            if isinstance(error, OSError):
+                raise OSError(f"{path.name}: a row could not be written whole: {error.strerror}") from error
+            raise
     finally:
         os.close(descriptor)
 
 
 def append_rows(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append ``rows`` to a CSV file at once, with the header if the file is new."""
+    """Append ``rows`` to a CSV file at once, with the header if the file is new or empty."""
     columns = list(columns)
     lines = [",".join(format_cell(row[column]) for column in columns) for row in rows]
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         lines.insert(0, ",".join(columns))
     append_line(path, "".join(line + "\n" for line in lines))
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line that was not ended: a killed run's unfinished write."""
+    """Cut off a last line that was not ended, a killed run's unfinished write; a file without a whole line goes."""
     if path.exists():
-        data = path.read_bytes()
-        if data and not data.endswith(b"\n"):
-            write_whole(path, data[: data.rfind(b"\n") + 1].decode())
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, whole)
+        if not whole:
+            path.unlink()
 
 
-def move_to_previous(folder: Path, names: Iterable[str]) -> None:
-    """Move the files of an earlier run out of the way of a new one."""
+def move_to_previous(folder: Path, names: Sequence[str]) -> None:
+    """Move the files of an earlier run out of the way of a new one, the first of ``names`` first.
+
+    Where that one is there, what ``previous`` holds of the run before goes, so that no two runs lie mixed; after a cut
+    move it is not, and the rest joins what was moved.
+    """
     present = [folder / name for name in names if (folder / name).exists()]
-    if present:
-        (folder / PREVIOUS).mkdir(exist_ok=True)
+    if not present:
+        return
+    previous = folder / PREVIOUS
+    previous.mkdir(exist_ok=True)
+    if (folder / names[0]).exists():
+        for name in names:
+            (previous / name).unlink(missing_ok=True)
     for path in present:
-        os.replace(path, folder / PREVIOUS / path.name)
+        os.replace(path, previous / path.name)
 
 
 class Manifest:
@@ -101,7 +138,7 @@ class Manifest:
     def __init__(self, folder: Path, phase: str, entries: Mapping[str, Any], resumed: bool = False) -> None:
         self.resumed = resumed
         self.path = folder / f"manifest_{phase}.json"
-        self.entries = {"phase": phase, "status": "partial", **entries}
+        self.entries = {"phase": phase, "format": FORMAT, "status": "partial", **entries}
 
     def write(self, **entries: Any) -> None:
         """Add ``entries`` and write the file."""
@@ -118,12 +155,20 @@ def read_manifest(folder: Path, phase: str) -> dict | None:
     path = folder / f"manifest_{phase}.json"
     if not path.exists():
         return None
+    remedy = f"move it away and run {SCRIPTS.get(phase, phase)} again"
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} can't be read: {error}; move it away and run {phase} again") from error
-    if not isinstance(entries, dict):
-        raise InputError(f"{path} is not a manifest; move it away and run {phase} again")
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} can't be read: {error}; {remedy}") from error
+    parts = ("pair", "constants", "versions", "device", "ceilings")
+    if not isinstance(entries, dict) or not all(isinstance(entries.get(part) or {}, dict) for part in parts):
+        raise InputError(f"{path} is not a manifest; {remedy}")
+    written = entries.get("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise InputError(
+            f"{path} was written by a newer version of this suite (format {written}, known: {FORMAT}); update the "
+            "suite, or choose another folder with --results-dir"
+        )
     return entries
 
 
@@ -135,12 +180,16 @@ def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[st
     name = f"manifest_{phase}.json"
     earlier = read_manifest(folder, phase) if resume else None
     if earlier is None:
-        move_to_previous(folder, [*files, name])
+        move_to_previous(folder, [name, *files])
     else:
         changed = differences(earlier, {"pair": entries["pair"]})
-        changed += differences(earlier.get("constants", {}), entries["constants"])
+        for part in ("constants", "versions"):
+            changed += differences(earlier.get(part) or {}, entries[part])
         if changed:
-            raise InputError(f"--resume goes on with the same run only, but {'; '.join(changed)}")
+            raise InputError(
+                f"--resume goes on with the same run only, but {'; '.join(changed)}; without --resume a new run begins "
+                f"and the files of this one move to {PREVIOUS}/"
+            )
         entries = {**entries, "run_id": earlier.get("run_id"), "started": earlier.get("started")}
     manifest = Manifest(folder, phase, entries, resumed=earlier is not None)
     manifest.write()
@@ -153,7 +202,7 @@ def run_entries(argv: list[str] | None, constants: Mapping[str, Any]) -> dict[st
     return {
         "run_id": secrets.token_hex(6),
         "started": _now(),
-        "command": [Path(sys.argv[0]).name, *map(without_folder, arguments)],
+        "command": [Path(sys.argv[0]).name, *map(without_folder, map(readable, arguments))],
         "constants": {name: without_folder(value) for name, value in constants.items()},
         "versions": {"python": platform.python_version(), **_package_versions()},
         "commit": _commit(),
@@ -169,8 +218,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def without_folder(value: Any) -> Any:
     """Return a path's last part and anything else unchanged, so that no folder of this machine is stored."""
     if isinstance(value, str) and os.sep in value and (os.path.exists(value) or not HUB_ID.fullmatch(value)):
-        return Path(value).name
+        return readable(Path(value).name)
     return value
+
+
+def readable(name: str) -> str:
+    """Return a file's name as text that can be shown and stored, also where this locale could not decode it."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _now() -> str:

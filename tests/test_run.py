@@ -93,9 +93,9 @@ def test_a_manifest_is_partial_until_completed(tmp_path):
     assert entries["status"] == "partial"
     assert entries["constants"] == {"gammas": [1, 2]}
     assert entries["versions"]["torch"]
-    manifest.complete(device="cpu")
+    manifest.complete(device={"name": "cpu"})
     entries = run.read_manifest(tmp_path, "phase1")
-    assert (entries["status"], entries["device"]) == ("complete", "cpu")
+    assert (entries["status"], entries["device"]["name"]) == ("complete", "cpu")
     assert run.read_manifest(tmp_path, "phase3") is None
 
 

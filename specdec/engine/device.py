@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from specdec.engine.timing import now
-from specdec.errors import InputError
+from specdec.errors import InputError, MeasurementError
 
 BANDWIDTH_REPEATS = 5  # the best of so many passes counts: a ceiling is what the device can do undisturbed
 PEAK_MATRIX = 2048  # rows and columns; large enough that reading them costs little beside multiplying
@@ -87,7 +87,7 @@ def describe(device: torch.device) -> dict:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         import platform
@@ -121,6 +121,8 @@ def _fastest(kernel, device: torch.device) -> float:
         started = now((device,))
         kernel()
         times.append(now((device,)) - started)
+    if not min(times):
+        raise MeasurementError("this machine's clock is too coarse: a pass over a large buffer took it no time")
     return min(times)
 
 

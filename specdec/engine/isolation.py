@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
 from specdec.engine.engines import Engine, get_engine
 from specdec.engine.forward import CachedModel
 from specdec.engine.timing import now
+from specdec.errors import MeasurementError
 
 WARM_UP_PASSES = 3  # of each shape, not stored
 
@@ -29,7 +31,7 @@ def time_passes(
     """Return, for each width, the seconds of ``repetitions`` forwards over so many new tokens of each request.
 
     The cache is rolled back after each forward, so that all start from the same state. Token ids are arbitrary: what a
-    forward costs does not depend on them.
+    forward costs does not depend on them. MeasurementError where the clock sees no time pass.
     """
     cached = get_engine(engine).open(model, held.cache_length + max(widths))
     generator = torch.Generator().manual_seed(0)
@@ -42,7 +44,10 @@ def time_passes(
         for width, passes in times.items():
             new = ids[:, held.cache_length : held.cache_length + width]
             passes.append(_one_pass(cached, new, held.cache_length))
-    return {width: passes[WARM_UP_PASSES:] for width, passes in times.items()}
+    times = {width: passes[WARM_UP_PASSES:] for width, passes in times.items()}
+    if not all(median(passes) for passes in times.values()):
+        raise MeasurementError(f"this machine's clock is too coarse: a forward of {cached.name} took it no time")
+    return times
 
 
 def _one_pass(cached: CachedModel, new: torch.Tensor, cache_length: int) -> float:

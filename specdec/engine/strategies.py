@@ -17,7 +17,7 @@ from specdec.engine.forward import first_layers
 from specdec.engine.isolation import Held, time_passes
 from specdec.engine.kv_compression import quantized_cache
 from specdec.engine.pair import Pair
-from specdec.engine.timing import now
+from specdec.engine.timing import now, ratio
 from specdec.schedules import AdaptiveGamma, CompressionAwareGamma, CostAwareGamma, ForwardCosts, Schedule
 from specdec.simulation import OracleGamma
 
@@ -190,7 +190,7 @@ def _row(pair: Pair, strategy: Strategy, task: Task, baseline: Generation) -> di
         "new_tokens": len(generation.tokens),
         "baseline_time_s": baseline.wall_time,
         "time_s": generation.wall_time if valid else None,
-        "speedup": baseline.wall_time / generation.wall_time if valid else None,
+        "speedup": ratio(baseline.wall_time, generation.wall_time) if valid else None,
         "tokens_equal_baseline": None if sampled else mismatch is None,
         "note": "; ".join(notes),
     }
@@ -234,7 +234,7 @@ def measure_batch(pair: Pair, inputs: Sequence[torch.Tensor], new_tokens: int) -
                 "new_tokens": sum(len(generation.tokens) for generation in together),
                 "baseline_time_s": baseline,
                 "time_s": seconds if valid else None,
-                "speedup": baseline / seconds if valid else None,
+                "speedup": ratio(baseline, seconds) if valid else None,
                 "tokens_equal_baseline": not any(mismatches),
                 "note": "all prompts at once against one by one",
             }

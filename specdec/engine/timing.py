@@ -26,6 +26,11 @@ def now(devices: tuple[torch.device, ...]) -> float:
     return time.perf_counter()
 
 
+def ratio(above: float, below: float) -> float | None:
+    """Return above / below of two times; None where the clock was too coarse to see ``below`` pass."""
+    return above / below if below else None
+
+
 class PhaseClock:
     """Seconds per phase of every decoding step; each edge waits for the devices, which costs a little itself.
 

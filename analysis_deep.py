@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import textwrap
 from argparse import Namespace
@@ -78,6 +79,9 @@ PREDICTION_TOLERANCES = {1: 0.01, 2: 0.025, 4: 0.045, 8: 0.01}  # by gamma: the 
 ROUNDING = 1e-9  # a difference may equal its tolerance
 LONG_TOKENS, LONG_TRIALS = 2_000, 200  # of the check against the formula for endless output
 CURVE_POINTS = 60  # cost ratios at which exact means are drawn
+MIN_COST_RATIO, MAX_COST_RATIO = 1e-3, 1e6  # of flags: no pair is outside, and no plot's axis suffers
+MAX_TRIALS = 1_000_000  # about 1 GB; a mean is then good to 0.02 %
+SCENARIO_NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)  # names become CSV cells
 LINE = 110  # characters of a line of text
 PLOTS = ("speedup_vs_cost_ratio", "regime_heatmap", "analytical_curves", "min_alpha_needed")
 TABLES = (results.SIMULATION, results.REGIME_MAP, results.BREAK_EVEN, results.PREDICTIONS)
@@ -86,29 +90,24 @@ TABLES = (results.SIMULATION, results.REGIME_MAP, results.BREAK_EVEN, results.PR
 def _scenarios(text: str) -> dict[str, float]:
     """Read "name=c,name=c"."""
     pairs = [part.split("=") for part in cli.several(str)(text)]
-    if any(len(pair) != 2 or not pair[0] for pair in pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} is not name=c,name=c")
+    for pair in pairs:
+        if len(pair) != 2 or not SCENARIO_NAME.fullmatch(pair[0]):
+            raise argparse.ArgumentTypeError(
+                f"{'='.join(pair)!r} is not name=c with a name of letters, digits, _, - and . that begins with a letter"
+            )
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} names a scenario twice")
     return {name: _cost_ratio(ratio) for name, ratio in pairs}
 
 
-def _cost_ratio(text: str) -> float:
-    value = cli.number(0)(text)
-    if not value:
-        raise argparse.ArgumentTypeError("a cost ratio must be > 0")
-    return value
-
-
-def _alpha(text: str) -> float:
-    value = cli.number(0)(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(f"alpha lies from 0 to 1, not {text}")
-    return value
+_cost_ratio = cli.number(MIN_COST_RATIO, MAX_COST_RATIO)
+_alpha = cli.number(0, 1)
 
 
 FLAGS = {
     "PUBLISHED": cli.Flag(None, "analyse the study's published figures and check its tables"),
-    "TRIALS": cli.Flag(cli.integer(1), "simulated requests per prompt and gamma"),
-    "SEED": cli.Flag(cli.integer(0), "seed of the simulation"),
+    "TRIALS": cli.Flag(cli.integer(1, MAX_TRIALS), "simulated requests per prompt and gamma"),
+    "SEED": cli.Flag(cli.integer(0, cli.MAX_SEED), "seed of the simulation"),
     "SCENARIOS": cli.Flag(_scenarios, "name=c,name=c: cost ratios to simulate"),
     "GAMMAS": cli.Flag(cli.several(cli.integer(1, 64)), "gammas of break-even table and regime map, comma-separated"),
     "ALPHAS": cli.Flag(cli.several(_alpha), "alphas of the break-even table, comma-separated"),
@@ -132,6 +131,7 @@ def _run(argv: list[str] | None) -> int:
         args = cli.parse(argv, __doc__, FLAGS, globals() | PUBLISHED_FOLDERS, QUICK | PUBLISHED_FOLDERS)
     folder = Path(args.results_dir)
     run.check_free(folder)
+    run.check_writable(results_dir=args.results_dir, plots_dir=args.plots_dir)
     study = published.read_study() if args.published else None
     facts = evidence.study_evidence(study) if study else evidence.read_run(folder, args.allow_mixed)
     with run.lock(folder):

@@ -65,7 +65,11 @@ def read_run(folder: Path, allow_mixed: bool = False) -> Evidence:
     if manifest is None:
         raise InputError(f"{folder / 'manifest_phase1.json'} is missing; run {results.PHASE1} to make it")
     partial = manifest.get("status") != "complete"
-    notes = [f"The run in {folder} was not finished: what follows rests on the part that is there."] if partial else []
+    notes = [
+        f"Phase 1's run {manifest.get('run_id', 'without an id')}, begun {manifest.get('started', 'at no known time')}"
+    ]
+    if partial:
+        notes.append(f"The run in {folder} was not finished: what follows rests on the part that is there.")
     runs = _read_rows(folder, results.RUNS)
     summary = _read_summaries(folder, runs)
     notes += _mixed(folder, runs, summary, manifest, allow_mixed)
@@ -74,10 +78,15 @@ def read_run(folder: Path, allow_mixed: bool = False) -> Evidence:
     if traces:
         left_out = [name for name in summary["prompt"].unique() if name not in traces]
         notes += [f"{name}: its agreement trace has gaps or is missing, so it is not replayed." for name in left_out]
+    try:
+        label, models = _label(folder, manifest), _models(folder, manifest, runs)
+    except (AttributeError, KeyError, TypeError, OverflowError, ValueError) as error:
+        path = folder / "manifest_phase1.json"
+        raise InputError(f"{path} does not describe the run ({error}); run {results.PHASE1} to make it") from error
     cost_ratios = summary[summary.cost_ratio > 0].groupby("engine", sort=False).cost_ratio.median()
     return Evidence(
-        label=_label(folder, manifest),
-        models=_models(folder, manifest, runs),
+        label=label,
+        models=models,
         cost_ratios={engine: float(ratio) for engine, ratio in cost_ratios.items()},
         alphas=predictions.pooled_acceptance(runs).alpha,
         alpha_kind="alpha",
@@ -147,9 +156,12 @@ def _mixed(folder: Path, runs: pd.DataFrame, summary: pd.DataFrame, manifest: Ma
         problems.append(f"{_named(min(stray))} is in the summary but not in {results.RUNS.file}")
     elif manifest.get("status") == "complete" and (stray := in_runs - in_summary):
         problems.append(f"{_named(min(stray))} is in {results.RUNS.file} but not in the summary")
-    gammas = (manifest.get("constants") or {}).get("gammas")
-    if gammas is not None and (stray := set(summary.gamma) - set(gammas)):
-        problems.append(f"gamma {min(stray)} is in the summary, the manifest's run had {gammas}")
+    constants = manifest.get("constants") or {}
+    for name, column in (("gammas", "gamma"), ("engines", "engine"), ("max_new_tokens", "new_tokens")):
+        known = constants.get(name)
+        known = known if isinstance(known, list) else [known]
+        if name in constants and (stray := [value for value in summary[column].unique() if value not in known]):
+            problems.append(f"{column} {stray[0]} is in the summary, the manifest's run had {known}")
     if problems and not allowed:
         raise InputError(
             f"the files in {folder} are of different runs: {'; '.join(problems)}; run {results.PHASE1} again, "
@@ -204,8 +216,7 @@ def _model_entry(folder: Path, manifest: Mapping, role: str) -> Mapping:
         entry = manifest["pair"][role]
         entry["name"], entry["layers"], entry["bytes_per_token"]
     except (KeyError, TypeError) as error:
-        path = folder / "manifest_phase1.json"
-        raise InputError(f"{path} does not describe the {role} ({error}); run {results.PHASE1} to make it") from None
+        raise ValueError(f"the {role}: no {error}") from None
     return entry
 
 

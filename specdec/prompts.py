@@ -14,7 +14,9 @@ from pathlib import Path
 
 from specdec.errors import InputError
 
+RESERVED = ("all",)  # stands for all prompts in Phase 3's rows
 NAME = re.compile(r"[A-Za-z][\w-]*", re.ASCII)  # names become CSV cells
+EXAMPLE = '{"prompt": "my_name", "category": "code", "text": "def f(x):"}'
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,16 @@ def select_prompts(names: Sequence[str], prompt_file: str | None = None) -> list
 
 def _read_prompt_file(path: Path) -> list[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"prompt file {path} can't be read: {error}") from error
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: JSON may hold other line ends
+    except (OSError, ValueError) as error:
+        raise InputError(f"prompt file {path} can't be read as UTF-8 text: {error}") from error
     prompts = [_read_prompt(line, f"{path}, line {place}") for place, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        raise InputError(f"prompt file {path} has no prompt")
+        raise InputError(f"prompt file {path} has no prompt; it takes a JSON object a line: {EXAMPLE}")
     names = [prompt.name for prompt in prompts]
     if len(set(names)) < len(names):
-        raise InputError(f"prompt file {path} has two prompts of the same name")
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InputError(f"prompt file {path} has two prompts of the name {twice!r}; each needs its own")
     return prompts
 
 
@@ -118,11 +121,14 @@ def _read_prompt(line: str, where: str) -> Prompt:
     try:
         entry = json.loads(line)
         prompt = Prompt(entry["prompt"], entry["category"], entry["text"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{where}: not a JSON object with prompt, category and text") from error
+        " ".join(map(str, entry.values())).encode()  # half a surrogate pair is no text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(f"{where}: not a JSON object with prompt, category and text, as in {EXAMPLE}") from error
     if not all(isinstance(part, str) and part for part in (prompt.name, prompt.category, prompt.text)):
         raise InputError(f"{where}: prompt, category and text must be text, and not empty")
     for part in (prompt.name, prompt.category):
         if not NAME.fullmatch(part):
             raise InputError(f"{where}: {part!r} may have only letters, digits, _ and -, and must begin with a letter")
+    if prompt.name in RESERVED:
+        raise InputError(f"{where}: the name {prompt.name!r} stands for all prompts together; choose another")
     return prompt

@@ -221,7 +221,7 @@ def _place(sources, configs, devices, dtype: torch.dtype) -> list[torch.device]:
 def _parameters(source: Source, config: transformers.PretrainedConfig) -> int:
     with torch.device("meta"):
         try:
-            return AutoModelForCausalLM.from_config(config).num_parameters()
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
         except ValueError as error:
             raise InputError(f"{source.name} is not a causal language model: {first_line(error)}") from error
 

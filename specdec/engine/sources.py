@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2C
 
 from specdec.engine.device import SPREAD, free_gpu_memory
 from specdec.errors import InputError
+from specdec.run import readable
 
 TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny_pair"
 _QWEN2_COMMON = {
@@ -43,6 +44,7 @@ HASH_BLOCK_BYTES = 1 << 24  # large enough that Python's loop costs nothing
 HUB_TIMEOUT_S = 5  # a Hub that does not answer the size request in this time counts as no network
 WAYS_OUT = "use --pair tiny, or local files with --draft X --target Y"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # never pickles, never code
+LOCAL = {"trust_remote_code": False, "local_files_only": True}  # no code of a model's, no question, no fetching
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ def _find(reference: str, hub_files: list[str]) -> Source:
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise InputError(f"no such file: {reference}")
-        return Source(path.name, folder=path.parent, gguf=path.name)
+        return Source(readable(path.name), folder=path.parent, gguf=path.name)
     if path.is_dir():
-        name = f"tiny {path.name}" if path.parent == TINY_FOLDER else path.resolve().name
+        name = f"tiny {path.name}" if path.parent == TINY_FOLDER else readable(path.resolve().name)
         if not (path / "config.json").is_file():
             raise InputError(f"no model in {reference}: it has no config.json")
         return Source(name, folder=path)
@@ -130,7 +132,7 @@ def read_config(source: Source) -> transformers.PretrainedConfig:
     if source.gguf:
         _check_gguf(source)
     try:
-        config = AutoConfig.from_pretrained(source.folder, **_gguf_argument(source))
+        config = AutoConfig.from_pretrained(source.folder, **LOCAL, **_gguf_argument(source))
     except Exception as error:
         raise InputError(f"{source.name} can't be read: {first_line(error)}") from error
     architectures = config.architectures or []
@@ -162,17 +164,20 @@ def first_line(error: Exception) -> str:
 def load_tokenizer(source: Source) -> transformers.PreTrainedTokenizerBase:
     """Return the tokenizer that lies beside the model; InputError if there is none that can be read."""
     try:
-        return AutoTokenizer.from_pretrained(source.folder, **_gguf_argument(source))
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, **LOCAL, **_gguf_argument(source))
     except Exception as error:
         raise InputError(f"{source.name} has no tokenizer that can be read: {first_line(error)}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made up for want of files
+        raise InputError(f"{source.name} has no tokenizer that can be read: there is no tokenizer.json beside it")
+    return tokenizer
 
 
 def load_model(source: Source, config, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     if source.folder is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return _finish(model.to(device), source)
     print(f"loading {source.name}", flush=True)
-    options = {"config": config, "dtype": dtype, "output_loading_info": True, **_gguf_argument(source)}
+    options = {"config": config, "dtype": dtype, "output_loading_info": True, **LOCAL, **_gguf_argument(source)}
     if source.gguf:
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     else:

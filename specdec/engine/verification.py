@@ -99,7 +99,8 @@ class Greedy:
 def distribution(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return softmax(logits / temperature) in float32, (..., vocab); a tiny temperature gives the greedy choice."""
     logits = logits.float()
-    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    least = torch.finfo(torch.float32).tiny  # a smaller divisor would be rounded to 0
+    return ((logits - logits.amax(-1, keepdim=True)) / max(temperature, least)).softmax(-1)
 
 
 def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -152,9 +152,9 @@ def evaluate(folder: Path, known: dict) -> None:
     figures = known | {"sizes": sizes(pair, folder), "cost": cost(pair)}
     figures["early_exit_layer"] = pair.target.config.early_exit_layer
     figures["prompts"] = {prompt.name: measure_prompt(pair, prompt.text) for prompt in PROMPTS}
-    (folder / "figures.json.part").write_text(json.dumps(figures, indent=1) + "\n")
+    (folder / "figures.json.part").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     os.replace(folder / "figures.json.part", folder / "figures.json")
-    (folder / "README.md").write_text(readme(figures))
+    (folder / "README.md").write_text(readme(figures), encoding="utf-8")
 
 
 # ---------------------------------------------------------------- README
@@ -276,4 +276,7 @@ def readme(figures: dict) -> str:
 
 
 if __name__ == "__main__":
-    evaluate(HERE, {k: v for k, v in json.loads((HERE / "figures.json").read_text()).items() if k != "prompts"})
+    evaluate(
+        HERE,
+        {k: v for k, v in json.loads((HERE / "figures.json").read_text(encoding="utf-8")).items() if k != "prompts"},
+    )

@@ -516,7 +516,7 @@ def measure(options: argparse.Namespace) -> None:
             continue  # a stage of zero steps
         state = torch.load(options.work_dir / f"{name}.pt", weights_only=True)
         stages[name] = {"steps": state["step"], "seconds": round(state["seconds"])}
-    sizes = json.loads((options.work_dir / "corpus.json").read_text())
+    sizes = json.loads((options.work_dir / "corpus.json").read_text(encoding="utf-8"))
     evaluate.evaluate(options.out_dir, {"losses": losses, "stages": stages, "corpus": sizes})
 
 
@@ -535,7 +535,7 @@ def log(text: str) -> None:
 
 
 def write_json(path: Path, data: dict) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def parse() -> argparse.Namespace:

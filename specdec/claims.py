@@ -176,8 +176,8 @@ def _quantised(rows: pd.DataFrame) -> Verdict:
 
 def _faster(rows: pd.DataFrame) -> Verdict:
     none, int8 = (_compressed(rows, technique, "target") for technique in ("none", "int8"))
-    if none is None or int8 is None:
-        return _missing("quantised cache")
+    if none is None or int8 is None or not none.time_s:
+        return _missing("timed quantised cache")
     ratio = int8.time_s / none.time_s
     return Verdict(f"with int8 in the target {ratio:.2f} of the time", HOLDS if ratio > 1 - MARGIN else FAILS)
 

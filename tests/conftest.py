@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from specdec.engine import device
+
 torch.set_num_threads(1)
 
 
@@ -51,6 +53,15 @@ def save_model(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedToken
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_ceilings():
+    """Measure bandwidth and peak on small buffers: every run of a phase does, and no test needs the figures right."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "LARGE_BUFFER_BYTES", 8_000_000)
+        patch.setattr(device, "PEAK_MATRIX", 512)
+        yield
 
 
 @pytest.fixture(scope="session")

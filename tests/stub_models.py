@@ -20,6 +20,10 @@ class MarkovModel(torch.nn.Module):
 
     def forward(self, token_ids, mask, positions, cache, use_cache, logits_to_keep):
         """Return the logits of the last rows and keep the cache's count of tokens, as a transformers model does."""
-        states = token_ids.new_zeros(1, 1, token_ids.shape[1], 1)
-        cache.layers[0].update(states, states)
+        layer, tokens = cache.layers[0], token_ids.shape[1]
+        if hasattr(layer, "length"):  # a preallocated layer, of which only the count is read back
+            layer.length += tokens
+        else:
+            states = token_ids.new_zeros(1, 1, tokens, 1)
+            layer.update(states, states)
         return SimpleNamespace(logits=self.table[token_ids[:, -logits_to_keep:]])

@@ -1,6 +1,7 @@
 """Closed forms, the exact N-token recursion, the estimators, and the study's published tables."""
 
 import csv
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -334,3 +335,60 @@ def test_in_hindsight_all_prompts_gain_at_cost_ratio_2_5_but_only_41_percent_of_
     assert np.all(speedups.max(axis=1) > 1)
     assert np.mean(speedups > 1) == pytest.approx(0.41, abs=0.005)
     assert speedups.mean() == pytest.approx(0.86, abs=0.005)
+
+
+# What every model of a run must do
+
+
+COSTS = st.builds(
+    StepCosts, t_draft=st.floats(0.01, 10), t_target=st.floats(0.1, 10), sync=st.floats(0, 5), host=st.floats(0, 5)
+)
+
+
+@few_examples
+@given(COSTS, st.integers(0, 12), st.integers(2, 40))
+def test_at_alpha_0_every_step_commits_one_token_and_pays_for_its_proposals(costs, gamma, new_tokens):
+    counts = expected_counts(0.0, gamma, new_tokens)
+    assert counts.steps == pytest.approx(new_tokens - 1)
+    assert counts.accepted == pytest.approx(0, abs=1e-9)
+    assert full_speedup(0.0, gamma, new_tokens, costs) <= 1 + 1e-12
+    assert leviathan_speedup(0.0, gamma, 2.5) == pytest.approx(1 / (1 + gamma / 2.5))
+
+
+@few_examples
+@given(COSTS, st.integers(0, 12), st.integers(2, 40))
+def test_at_alpha_1_every_step_commits_all_it_may(costs, gamma, new_tokens):
+    counts = expected_counts(1.0, gamma, new_tokens)
+    assert counts.steps == pytest.approx(-(-(new_tokens - 1) // (gamma + 1)))
+    assert leviathan_speedup(1.0, gamma, 2.5) == pytest.approx((gamma + 1) / (1 + gamma / 2.5))
+    corrected = corrected_speedup(1.0, gamma, costs.t_draft, costs.t_target, costs.sync)
+    spent = gamma * costs.t_draft + costs.t_target + costs.sync
+    assert corrected == pytest.approx((gamma + 1) * costs.t_target / spent)
+
+
+@few_examples
+@given(st.floats(0, 0.98), GAMMAS, st.integers(3, 40), COSTS)
+def test_every_model_rises_with_alpha_and_falls_as_the_draft_gets_dearer(alpha, gamma, new_tokens, costs):
+    dearer = replace(costs, t_draft=1.1 * costs.t_draft)
+    assert expected_steps(alpha + 0.01, gamma, new_tokens) < expected_steps(alpha, gamma, new_tokens)
+    assert full_speedup(alpha, gamma, new_tokens, dearer) < full_speedup(alpha, gamma, new_tokens, costs)
+    times = costs.t_target, costs.sync
+    corrected = corrected_speedup(alpha, gamma, costs.t_draft, *times)
+    assert corrected_speedup(alpha + 0.01, gamma, costs.t_draft, *times) > corrected
+    assert corrected_speedup(alpha, gamma, dearer.t_draft, *times) < corrected
+
+
+@few_examples
+@given(INNER_ALPHAS, GAMMAS)
+def test_break_even_falls_with_alpha_rises_with_gamma_and_is_where_speedup_crosses_1(alpha, gamma):
+    least = break_even_cost_ratio(alpha, gamma)
+    assert break_even_cost_ratio(min(alpha + 0.01, 1.0), gamma) < least
+    assert break_even_cost_ratio(alpha, gamma + 1) > least
+    assert leviathan_speedup(alpha, gamma, least * 1.001) > 1 > leviathan_speedup(alpha, gamma, least * 0.999)
+    assert min_alpha_needed(least, gamma) == pytest.approx(alpha, rel=1e-6)
+
+
+@few_examples
+@given(st.floats(1e-12, 1e-3) | st.floats(1 - 1e-3, 1), GAMMAS)
+def test_bisection_is_the_closed_form_near_both_ends_too(alpha, gamma):
+    assert break_even_by_bisection(alpha, gamma) == pytest.approx(break_even_cost_ratio(alpha, gamma), rel=1e-3)

@@ -97,10 +97,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def append_rows(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append ``rows`` to a CSV file at once, with the header if the file is new or empty."""
+    """Append ``rows`` to a CSV file at once, with the header if the file is new."""
     columns = list(columns)
     lines = [",".join(format_cell(row[column]) for column in columns) for row in rows]
-    if not path.exists() or not path.stat().st_size:
+    if not path.exists():
         lines.insert(0, ",".join(columns))
     append_line(path, "".join(line + "\n" for line in lines))
 

@@ -6,6 +6,7 @@ nothing, so that a speedup compares like with like.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -179,6 +180,9 @@ def speculative_generate_batch(
     room = max((request.capacity for request in requests), default=0) + getattr(draft, "extra_tokens", 0)
     parts = replace(get_engine("fast"), new_cache=SharedCaches(len(requests), room))
     prototype = as_draft(draft, parts)
+    if getattr(prototype, "model", None) is target:  # a batch tells the draft's forwards from the target's by the model
+        prototype = copy.copy(prototype)
+        prototype.model = copy.copy(target)
     works = [
         _decode(
             Draft() if schedule == FixedGamma(0) else prototype.for_request(),

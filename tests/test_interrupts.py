@@ -159,6 +159,14 @@ def only_line(capsys) -> str:
     return line
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard():
+    """Undo what a shell does to a command in the background: it lets the command ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def raising(error: BaseException):
     def ending() -> None:
         raise error

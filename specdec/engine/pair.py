@@ -248,7 +248,8 @@ def _shared_tokenizer(sources, configs) -> transformers.PreTrainedTokenizerBase:
     for source, config in zip(sources, configs, strict=True):
         if config.vocab_size < len(target):
             raise InputError(
-                f"{source.name} has logits for {config.vocab_size} ids, fewer than its tokenizer's {len(target)}"
+                f"{source.name} has logits for {config.vocab_size} ids, fewer than its tokenizer's {len(target)}: "
+                "one of them is another model's"
             )
     return target
 

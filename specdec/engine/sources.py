@@ -42,6 +42,7 @@ SHIPPED_CONFIGS = {
 }
 HASH_BLOCK_BYTES = 1 << 24  # large enough that Python's loop costs nothing
 HUB_TIMEOUT_S = 5  # a Hub that does not answer the size request in this time counts as no network
+WHOLE_FILES = "it takes whole .safetensors files, or one .gguf, of the same model as config.json"
 WAYS_OUT = "use --pair tiny, or local files with --draft X --target Y"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # never pickles, never code
 LOCAL = {"trust_remote_code": False, "local_files_only": True}  # no code of a model's, no question, no fetching
@@ -74,10 +75,12 @@ def _find(reference: str, hub_files: list[str]) -> Source:
     if path.is_dir():
         name = f"tiny {path.name}" if path.parent == TINY_FOLDER else readable(path.resolve().name)
         if not (path / "config.json").is_file():
-            raise InputError(f"no model in {reference}: it has no config.json")
+            raise InputError(f"no model in {reference}: it has no config.json; name the folder that holds one")
         return Source(name, folder=path)
     if path.exists() or reference.startswith((".", "/", "~")) or reference.count("/") != 1:
-        raise InputError(f"{reference!r} is neither a Hub id (owner/name), a folder, nor a .gguf file that exists")
+        raise InputError(
+            f"{reference!r} is neither a Hub id (owner/name), a folder, nor a .gguf file that exists; {WAYS_OUT}"
+        )
     return Source(reference, folder=_hub_folder(reference, hub_files))
 
 
@@ -139,7 +142,10 @@ def read_config(source: Source) -> transformers.PretrainedConfig:
     if getattr(config, "is_encoder_decoder", False) or (
         architectures and not any("CausalLM" in a or "LMHead" in a for a in architectures)
     ):
-        raise InputError(f"{source.name} is not a causal language model but {', '.join(architectures)}")
+        raise InputError(
+            f"{source.name} is not a causal language model but {', '.join(architectures)}; a pair takes decoder-only "
+            "ones"
+        )
     return config
 
 
@@ -158,7 +164,9 @@ def _gguf_argument(source: Source) -> dict:
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return an error's first line, and the second where the first ends with a colon."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def load_tokenizer(source: Source) -> transformers.PreTrainedTokenizerBase:
@@ -177,7 +185,8 @@ def load_model(source: Source, config, device: torch.device, dtype: torch.dtype)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return _finish(model.to(device), source)
     print(f"loading {source.name}", flush=True)
-    options = {"config": config, "dtype": dtype, "output_loading_info": True, **LOCAL, **_gguf_argument(source)}
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are refused below
+    options = {"config": config, "dtype": dtype, **reported, **LOCAL, **_gguf_argument(source)}
     if source.gguf:
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     else:
@@ -189,10 +198,13 @@ def load_model(source: Source, config, device: torch.device, dtype: torch.dtype)
         with own_bar:  # dequantising draws one that can't be switched off
             model, info = AutoModelForCausalLM.from_pretrained(source.folder, **options)
     except Exception as error:
-        raise InputError(f"{source.name} can't be loaded: {first_line(error)}") from error
+        raise InputError(f"{source.name} can't be loaded: {first_line(error)}; {WHOLE_FILES}") from error
     lacking = sorted(info["missing_keys"]) + sorted(key for key, *_ in info["mismatched_keys"])
     if lacking:
-        raise InputError(f"{source.name} lacks {len(lacking)} weights, {lacking[0]} among them")
+        raise InputError(
+            f"{source.name} lacks {len(lacking)} weights of the shape that its config.json says, {lacking[0]} among "
+            f"them; {WHOLE_FILES}"
+        )
     gc.collect()
     return _finish(model if device == SPREAD else model.to(device), source)
 

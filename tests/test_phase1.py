@@ -13,6 +13,7 @@ import speculative_decoding
 from specdec import results, run, simulation
 from specdec.schedules import FixedGamma
 
+NEW_TOKENS = 16  # of the run on the embedded pair
 TABLES = (results.RUNS, results.STEPS, results.TRACE, *results.SUMMARIES.values())
 
 
@@ -39,10 +40,10 @@ def read(folder, table: results.Table) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny_pair):
-    """The folder of a whole small run on the embedded pair, with 24 new tokens so that steps are many."""
+    """The folder of a whole small run on the embedded pair, with NEW_TOKENS each so that steps are many."""
     folder = tmp_path_factory.mktemp("finished")
     flags = ["--pair", "tiny", "--device", "cpu", "--threads", "1", "--results-dir", str(folder)]
-    assert speculative_decoding.main([*flags, "--repeats", "2", "--max-new-tokens", "24"]) == 0
+    assert speculative_decoding.main([*flags, "--repeats", "2", "--max-new-tokens", str(NEW_TOKENS)]) == 0
     return folder
 
 
@@ -54,7 +55,7 @@ def test_a_run_writes_every_configuration_of_both_engines(finished):
         assert set(rows.engine) == {engine}
         assert rows.matches_baseline.all()
         assert (rows.repeats == 2).all()
-        assert (rows.new_tokens == 24).all()
+        assert (rows.new_tokens == NEW_TOKENS).all()
         assert (rows.speedup_low <= rows.speedup).all()
         assert (rows.speedup <= rows.speedup_high).all()
     assert len(read(finished, results.RUNS)) == 2 * 8 * 4 * 2
@@ -81,8 +82,8 @@ def test_replaying_the_agreement_trace_predicts_every_step(finished):
     assert runs.rejections.sum() > 0
     for (prompt, engine, gamma, _), group in steps.groupby(["prompt", "engine", "gamma", "repeat"]):
         agrees = trace[trace["prompt"] == prompt].agrees.to_numpy(dtype=bool)
-        assert len(agrees) == 24
-        history = simulation.replay(agrees, FixedGamma(int(gamma)), 1, 24)
+        assert len(agrees) == NEW_TOKENS
+        history = simulation.replay(agrees, FixedGamma(int(gamma)), 1, NEW_TOKENS)
         assert history.proposed == group.proposed.tolist(), (prompt, engine, gamma)
         assert history.accepted == group.accepted.tolist(), (prompt, engine, gamma)
 
@@ -92,7 +93,7 @@ def test_texts_are_kept_with_their_tokens(finished, tiny_pair):
     assert len(entries) == 2 * 8 * (2 + 4)
     baseline = {(e["engine"], e["prompt"]): e["tokens"] for e in entries if e["kind"] == "baseline"}
     for entry in entries:
-        assert len(entry["tokens"]) == 24
+        assert len(entry["tokens"]) == NEW_TOKENS
         assert entry["text"] == tiny_pair.tokenizer.decode(entry["tokens"])
         if entry["kind"] == "speculative":
             assert entry["tokens"] == baseline[entry["engine"], entry["prompt"]]

@@ -137,6 +137,15 @@ def test_a_new_run_takes_the_earlier_plots_away_and_a_resumed_one_keeps_them(tmp
     assert (tmp_path / "plots" / "time_breakdown.png").exists()
 
 
+def test_previous_holds_one_run_only(done):
+    assert made_up.run("phase1", done, quiet, "--engines", "published") == 0
+    assert (done / "previous" / "speculative_results_fast.csv").exists()
+    assert made_up.run("phase1", done, quiet, "--engines", "published") == 0
+    assert (done / "previous" / "speculative_results.csv").exists()
+    assert not (done / "previous" / "speculative_results_fast.csv").exists(), "of the run before the previous one"
+    assert not (done / "previous" / "time_breakdown.csv").exists(), "of the other phase, which did not run again"
+
+
 # --- Reading a run ---------------------------------------------------------------------------------------------------
 
 

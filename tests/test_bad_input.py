@@ -106,7 +106,7 @@ FLAGS = [
     (["--draft", "{draft}"], "--draft needs --target"),
     (["--target", "{target}"], "--target needs --draft"),
     (["--draft", "", "--target", ""], "argument --draft: it is empty; give a name or leave the flag out"),
-    (["--device", "toaster"], "device 'toaster' can't be used"),
+    (["--device", "toaster"], "; known: auto, cpu, cuda, cuda:N, mps, spread"),
     (["--device", ""], "argument --device: it is empty"),
     (["--device", "cuda:99"], "device 'cuda:99' can't be used"),
     (["--device", "spread"], "--device spread needs several GPUs"),

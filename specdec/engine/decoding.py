@@ -208,7 +208,7 @@ def check_request(models: list[torch.nn.Module], input_ids: torch.Tensor, max_ne
         if limit is not None and prompt_tokens + max_new_tokens > limit:
             raise InputError(
                 f"{prompt_tokens} prompt tokens + {max_new_tokens} new tokens exceed the {limit} positions of "
-                f"{model_name(model)}"
+                f"{model_name(model)}; ask for fewer new tokens or shorten the prompt"
             )
 
 
@@ -278,5 +278,5 @@ def _verify(draft: Draft, target: CachedModel, request: Request, proposal: Propo
     for model, is_finite in ((draft, draft_finite), (target, target_finite)):
         if not is_finite:
             where = f"step {len(request.history.accepted) + 1}" if request.new_tokens else "the prefill"
-            raise NonFiniteLogitsError(f"{model.name} gave NaN or infinite logits in {where}")
+            raise NonFiniteLogitsError(f"{model.name} gave NaN or infinite logits in {where}; try --dtype float32")
     return request.rule.verdict(proposal, decided)

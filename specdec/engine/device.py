@@ -14,6 +14,7 @@ from specdec.errors import InputError, MeasurementError
 BANDWIDTH_REPEATS = 5  # the best of so many passes counts: a ceiling is what the device can do undisturbed
 PEAK_MATRIX = 2048  # rows and columns; large enough that reading them costs little beside multiplying
 LARGE_BUFFER_BYTES = 1_000_000_000  # larger than any cache, so that it shows main memory
+DEVICES = "auto, cpu, cuda, cuda:N, mps, spread"
 SPREAD = torch.device("meta")  # stands for "over all GPUs", which accelerate decides
 
 
@@ -31,9 +32,9 @@ def choose_device(name: str) -> torch.device:
     except Exception as error:
         problem = nvidia_problem() if name.startswith("cuda") else None
         reason = problem or (str(error).strip().splitlines() or ["it can't be used"])[0]
-        raise InputError(f"device {name!r} can't be used: {reason}") from error
+        raise InputError(f"device {name!r} can't be used: {reason.rstrip('.')}; known: {DEVICES}") from error
     if device.type not in ("cpu", "cuda", "mps"):
-        raise InputError(f"device {name!r} is not supported; known: auto, cpu, cuda, cuda:N, mps, spread")
+        raise InputError(f"device {name!r} is not supported; known: {DEVICES}")
     return device
 
 

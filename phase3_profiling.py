@@ -643,10 +643,12 @@ def _draw(profile: Profile) -> list[str]:
     breakdown, position, temperature, isolated = (_stored(folder, table) for table in TABLES[:4])
     strategy_rows, compressed = (_stored(folder, table) for table in (results.STRATEGIES, results.KV_COMPRESSION))
     plots: dict[str, Callable[[], Figure]] = {}
+    if not (breakdown.gamma > 0).any():
+        breakdown = breakdown.iloc[:0]  # the plots show steps that proposed something
     if len(breakdown):
         plots["time_breakdown"] = lambda: profile_figures.plot_time_breakdown(breakdown, label)
         plots["phase_distribution"] = lambda: profile_figures.plot_phase_distribution(breakdown, label)
-    if len(position):
+    if (position.gamma > 0).any():
         plots["alpha_vs_position"] = lambda: profile_figures.plot_alpha_vs_position(position, label)
     if len(temperature):
         plots["alpha_vs_temperature"] = lambda: profile_figures.plot_alpha_vs_temperature(temperature, label)

@@ -389,3 +389,24 @@ def test_a_temperature_at_either_end_of_its_range_samples_without_nan(places, tm
         assert extreme["alpha_match"] == cold["alpha_match"]
         assert extreme["alpha_overlap"] == cold["alpha_overlap"]
     assert torch.isfinite(torch.tensor([extreme["alpha_match"], extreme["alpha_overlap"]])).all()
+
+
+def phase3(places, tmp_path, *flags: str) -> int:
+    pair = ["--draft", str(places["draft"]), "--target", str(places["target"]), "--device", "cpu", "--quick"]
+    return main(PHASE3, *pair, *SMALL[2:], *output_flags(tmp_path), *flags)
+
+
+def test_a_gamma_beyond_the_usual_widths_is_timed_and_predicted_too(places, tmp_path):
+    flags = ["--gammas", "12", "--max-new-tokens", "16"]
+    runs_of(places, tmp_path, *flags)
+    assert phase3(places, tmp_path, *flags, "--steps", "2", "--sections", "1,4") == 0
+    (row,) = results.read_table(tmp_path / "out", results.PREDICTIONS).to_dict("records")
+    assert row["gamma"] == 12
+    assert row["full"] > 0
+
+
+def test_phase_three_runs_with_plain_decoding_alone(places, tmp_path):
+    assert phase3(places, tmp_path, "--gammas", "0") == 0
+    rows = results.read_table(tmp_path / "out", results.BY_POSITION)
+    assert (rows.proposed == 0).all()
+    assert rows.acceptance_rate.isna().all()

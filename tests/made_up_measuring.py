@@ -18,7 +18,7 @@ import speculative_decoding
 from specdec import results, simulation
 from specdec.engine.decoding import Generation
 
-PROMPTS = ("code_python", "creative_story", "mathematical")
+PROMPTS = ("code_python", "creative_story")
 GAMMAS = (1, 3)
 NEW_TOKENS = 12
 PHASE1_FILES = (*speculative_decoding.FILES,)

@@ -267,7 +267,7 @@ def file_operations(tmp_path_factory) -> dict[str, int]:
     return counted
 
 
-@pytest.mark.parametrize("part", [0.0, 0.03, 0.05, 0.2, 0.4, 0.41, 0.42, 0.43, 0.6, 0.8, 0.97, 1.0])
+@pytest.mark.parametrize("part", [0.0, 0.03, 0.05, 0.2, 0.41, 0.42, 0.6, 0.97, 1.0])
 @pytest.mark.parametrize("phase", made_up.SCRIPTS)
 def test_a_disk_that_fills_up_at_any_point_leaves_no_torn_row(whole, file_operations, tmp_path, capsys, phase, part):
     folder = tmp_path / "full"
@@ -288,7 +288,7 @@ def run_with_file_limit(limit: int, *args) -> None:
     made_up.run_in_child(*args)
 
 
-@pytest.mark.parametrize("limit", [2000, 2345, 3000])
+@pytest.mark.parametrize("limit", [2000, 2345])
 def test_a_file_that_the_system_cuts_short_leaves_no_torn_row(fork_server, whole, tmp_path, limit):
     told, pipe = fork_server.Pipe(duplex=False)
     process = fork_server.Process(target=run_with_file_limit, args=(limit, "phase1", tmp_path, pipe))

@@ -76,7 +76,7 @@ def read_run(folder: Path, allow_mixed: bool = False) -> Evidence:
         notes += [f"{name}: its agreement trace has gaps or is missing, so it is not replayed." for name in left_out]
     cost_ratios = summary[summary.cost_ratio > 0].groupby("engine", sort=False).cost_ratio.median()
     return Evidence(
-        label=_label(folder, manifest),
+        label=label(folder, manifest),
         models=_models(folder, manifest, runs),
         cost_ratios={engine: float(ratio) for engine, ratio in cost_ratios.items()},
         alphas=predictions.pooled_acceptance(runs).alpha,
@@ -192,7 +192,8 @@ def _gaps(summary: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _label(folder: Path, manifest: Mapping) -> str:
+def label(folder: Path, manifest: Mapping) -> str:
+    """Return the pair and the device of a run in words; InputError if the manifest does not describe them."""
     draft, target = (_model_entry(folder, manifest, role) for role in ROLES)
     device = (manifest.get("device") or {}).get("name", target.get("device", "an unknown device"))
     name = manifest["pair"].get("name", "unnamed")

@@ -6,7 +6,7 @@ import pandas as pd
 
 from specdec import claims, profile_findings, results
 from specdec.report import causes
-from specdec.report.material import Material, plot_line, table
+from specdec.report.material import Material, cell, plot_line, table
 
 
 def techniques(report: Material) -> list[str]:
@@ -196,15 +196,16 @@ def comparison_table(comparison: pd.DataFrame) -> list[str]:
     return table(
         ("quantity", "study, RTX 2070", "this run, as published", "this run, fast"),
         [
-            (row.quantity, *(_quantity(row.quantity, value) for value in (row.study, row.published, row.fast)))
+            (row.quantity, *(quantity_cell(row.quantity, value) for value in (row.study, row.published, row.fast)))
             for row in rows.itertuples()
         ],
     )
 
 
-def _quantity(name: str, value: float) -> str | None:
+def quantity_cell(name: str, value: float) -> str:
+    """Return one figure of the comparison with as many digits as fit its quantity."""
     if pd.isna(value):
-        return None
+        return cell(None)
     if "configurations" in name:
         return f"{value:.0f}"
     return f"{value:.2f}" if "ms a" in name else f"{value:.3f}"

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from specdec import (
     cli,
     conclusions,
     evidence,
-    figures,
     findings,
+    plots,
     predictions,
     published,
     results,
@@ -78,7 +78,6 @@ SCENARIO_TOLERANCE = 0.02  # of a published mean speedup: two digits, and its Mo
 PREDICTION_TOLERANCES = {1: 0.01, 2: 0.025, 4: 0.045, 8: 0.01}  # by gamma: the study's alphas there are not published
 ROUNDING = 1e-9  # a difference may equal its tolerance
 LONG_TOKENS, LONG_TRIALS = 2_000, 200  # of the check against the formula for endless output
-CURVE_POINTS = 60  # cost ratios at which exact means are drawn
 MIN_COST_RATIO, MAX_COST_RATIO = 1e-3, 1e6  # of flags: no pair is outside, and no plot's axis suffers
 MAX_TRIALS = 1_000_000  # about 1 GB; a mean is then good to 0.02 %
 SCENARIO_NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)  # names become CSV cells
@@ -138,10 +137,11 @@ def _run(argv: list[str] | None) -> int:
         manifest = _open_run(args, argv, facts)
         analysis = analyse(facts, args, study)
         _write_tables(folder, analysis)
-        plots = _draw(analysis, facts, args)
+        drawn = plots.analysis_plots(facts, analysis.regime, analysis.simulated.scenarios, vars(args))
+        files = plots.save_all(drawn, Path(args.plots_dir))
         _print_analysis(analysis, facts, args)
         off = _print_published(study, analysis) if study else 0
-        manifest.complete(plots=plots, published_figures_off=off if study else None)
+        manifest.complete(plots=files, published_figures_off=off if study else None)
     print(f"\nTables are in {folder}, plots in {args.plots_dir}; next: python phase3_profiling.py")
     return cli.EXIT_FAILED if off else cli.EXIT_OK
 
@@ -218,13 +218,12 @@ def section2_break_even(alphas: Sequence[float], gammas: Sequence[int]) -> Break
 class Simulated:
     """Monte Carlo and what it is checked against.
 
-    scenarios: rows of ``simulation_results.csv``. curve: exact means over c, for the plot. largest_deviation: of mean
-    steps from the exact recursion, in standard errors, over ``checked`` pairs of prompt and gamma. long_difference:
-    largest relative distance, for long output, from the formula for endless output. replayed: trace replay per gamma.
+    scenarios: rows of ``simulation_results.csv``. largest_deviation: of mean steps from the exact recursion, in
+    standard errors, over ``checked`` pairs of prompt and gamma. long_difference: largest relative distance, for long
+    output, from the formula for endless output. replayed: trace replay per gamma.
     """
 
     scenarios: pd.DataFrame
-    curve: pd.DataFrame
     largest_deviation: float | None
     checked: int
     long_difference: float | None
@@ -236,7 +235,7 @@ def section3_simulation(facts: Evidence, scenarios: dict[str, float], trials: in
     replayed = traces.replay_traces(facts)
     if facts.alphas.empty or not facts.gammas or facts.new_tokens < 2:
         empty = pd.DataFrame(columns=list(results.SIMULATION.columns))
-        return Simulated(empty, pd.DataFrame(), None, 0, None, replayed)
+        return Simulated(empty, None, 0, None, replayed)
     rng = np.random.default_rng(seed)
     alphas = facts.alphas.to_list()
     runs = simulation.simulate_runs(alphas, facts.gammas, facts.new_tokens, trials, rng)
@@ -258,8 +257,7 @@ def section3_simulation(facts: Evidence, scenarios: dict[str, float], trials: in
         )
     deviations = _deviations(runs, alphas, trials)
     long = _long_difference(float(facts.alphas.mean()), facts.gammas, scenarios, rng)
-    curve = _exact_curve(facts, scenarios)
-    return Simulated(pd.DataFrame(rows), curve, max(deviations, default=None), len(deviations), long, replayed)
+    return Simulated(pd.DataFrame(rows), max(deviations, default=None), len(deviations), long, replayed)
 
 
 def _deviations(runs: simulation.SimulatedRuns, alphas: list[float], trials: int) -> list[float]:
@@ -283,27 +281,6 @@ def _long_difference(alpha: float, gammas: Sequence[int], scenarios: dict[str, f
         endless = theory.leviathan_speedup(alpha, np.array(gammas), ratio)
         differences.append(float(np.abs(simulated / endless - 1).max()))
     return max(differences, default=None)
-
-
-def _exact_curve(facts: Evidence, scenarios: dict[str, float]) -> pd.DataFrame:
-    """Return the exact expected speedups over a range of cost ratios that holds every scenario."""
-    ratios = np.geomspace(min([0.9, *scenarios.values()]), max([12.0, *scenarios.values()]) * 1.05, CURVE_POINTS)
-    counts = [[theory.expected_counts(a, gamma, facts.new_tokens) for gamma in facts.gammas] for a in facts.alphas]
-    rows = []
-    for ratio in ratios:
-        costs = theory.StepCosts(1.0, float(ratio))
-        speedups = np.array([[theory.decode_speedup(of_gamma, costs) for of_gamma in row] for row in counts])
-        best = speedups.max(axis=1)  # (prompts,)
-        rows.append(
-            {
-                "cost_ratio": ratio,
-                "best": best.mean(),
-                "best_lowest": best.min(),
-                "best_highest": best.max(),
-                "all_gammas": speedups.mean(),
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def section4_regime_map(alphas: Sequence[float], cost_ratios: Sequence[float], gammas: set[int]) -> pd.DataFrame:
@@ -482,29 +459,6 @@ def _write_tables(folder: Path, analysis: Analysis) -> None:
     results.write_table(folder, results.REGIME_MAP, analysis.regime)
     results.write_table(folder, results.BREAK_EVEN, analysis.break_even.table)
     results.write_table(folder, results.PREDICTIONS, analysis.overhead.predictions)
-
-
-def _draw(analysis: Analysis, facts: Evidence, args: Namespace) -> list[str]:
-    """Make every plot that the input allows; returns their names."""
-    folder = Path(args.plots_dir)
-    position = {facts.alpha_kind: facts.alpha, "c": facts.cost_ratio}
-    position = {name: value for name, value in position.items() if value is not None}
-    plots: dict[str, Callable[[], Any]] = {
-        "regime_heatmap": lambda: figures.plot_regime_heatmap(
-            analysis.regime, args.regime_gamma, position, facts.label
-        ),
-        "analytical_curves": lambda: figures.plot_analytical_curves(
-            args.curve_cost_ratios, args.gammas, facts.alphas, facts.label
-        ),
-        "min_alpha_needed": lambda: figures.plot_min_alpha_needed(
-            args.gammas, facts.alphas, facts.cost_ratios, facts.label
-        ),
-    }
-    if len(analysis.simulated.scenarios):
-        plots["speedup_vs_cost_ratio"] = lambda: figures.plot_speedup_vs_cost_ratio(
-            analysis.simulated.scenarios, analysis.simulated.curve, facts.label
-        )
-    return [figures.save(plot(), folder, name).name for name, plot in plots.items()]
 
 
 # --- What the terminal shows -----------------------------------------------------------------------------------------

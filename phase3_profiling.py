@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,8 @@ from specdec import (
     claims,
     cli,
     evidence,
-    figures,
+    plots,
     predictions,
-    profile_figures,
     profile_findings,
     results,
     run,
@@ -47,9 +46,6 @@ from specdec.engine.verification import Sampled
 from specdec.errors import InputError
 from specdec.prompts import PROMPTS as EIGHT_PROMPTS
 from specdec.prompts import select_prompts
-
-if TYPE_CHECKING:  # specdec comes before matplotlib, which would complain where there is no home
-    from matplotlib.figure import Figure
 
 # --- What people change; each has a flag of the same name ------------------------------------------------------------
 PAIR = "auto"  # qwen2 where CUDA works, else tiny
@@ -150,17 +146,11 @@ class Profile:
     def unit(self, table: results.Table, measure: Callable[[], list[dict]], **key: object) -> None:
         """Measure the rows of ``table`` that belong to ``key``, unless they are there already, and store them whole."""
         self.bar.set_description(f"{table.file}: " + " ".join(map(str, key.values())))
-        rows = _stored(self.folder, table)
+        rows = results.stored_rows(self.folder, table)
         if rows.empty or not np.logical_and.reduce([rows[name] == value for name, value in key.items()]).any():
             new = pd.DataFrame([key | row for row in measure()], columns=list(table.columns))
             results.write_table(self.folder, table, new if rows.empty else pd.concat([rows, new]))
         self.bar.update()
-
-
-def _stored(folder: Path, table: results.Table) -> pd.DataFrame:
-    if not (folder / table.file).exists():
-        return pd.DataFrame(columns=list(table.columns))
-    return results.read_table(folder, table)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -226,9 +216,10 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     profile.bar.close()
     _check_claims(profile)
     _predict(profile, manifest)
-    plots = _draw(profile)
-    manifest.complete(device_after=devices.describe(device), skipped_sections=skipped, plots=plots)
-    print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(plots)}")
+    drawn = plots.profile_plots(partial(results.stored_rows, profile.folder), profile.pair.label)
+    files = plots.save_all(drawn, Path(profile.args.plots_dir))
+    manifest.complete(device_after=devices.describe(device), skipped_sections=skipped, plots=files)
+    print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(files)}")
 
 
 def _wanted(profile: Profile) -> Wanted:
@@ -279,7 +270,7 @@ def section1_time_breakdown(profile: Profile) -> None:
             profile.unit(
                 results.BREAKDOWN, lambda e=engine, g=gamma: _breakdown(profile, e, g), engine=engine, gamma=gamma
             )
-    _say(profile_findings.show_breakdown(_stored(profile.folder, results.BREAKDOWN)))
+    _say(profile_findings.show_breakdown(results.stored_rows(profile.folder, results.BREAKDOWN)))
     for engine in profile.args.engines:
         cost = _instrumentation_cost(profile, engine)
         shown = "not measured" if cost is None else f"{cost:+.1%} of those without (median of pairs)"
@@ -355,7 +346,7 @@ def section2_position(profile: Profile) -> None:
     """Follow acceptance along each prompt's greedy text: every step that each gamma takes over it."""
     for name in profile.inputs:
         profile.unit(results.BY_POSITION, lambda n=name: _steps_by_position(profile, n), prompt=name)
-    _say(profile_findings.show_position(_stored(profile.folder, results.BY_POSITION)))
+    _say(profile_findings.show_position(results.stored_rows(profile.folder, results.BY_POSITION)))
 
 
 def _steps_by_position(profile: Profile, name: str) -> list[dict]:
@@ -389,7 +380,7 @@ def section3_temperature(profile: Profile) -> None:
     """Compare exact match, overlap and rejection sampling at each temperature, prompt by prompt."""
     for name in profile.inputs:
         profile.unit(results.BY_TEMPERATURE, lambda n=name: _by_temperature(profile, n), prompt=name)
-    _say(profile_findings.show_temperature(_stored(profile.folder, results.BY_TEMPERATURE)))
+    _say(profile_findings.show_temperature(results.stored_rows(profile.folder, results.BY_TEMPERATURE)))
 
 
 def _by_temperature(profile: Profile, name: str) -> list[dict]:
@@ -471,8 +462,8 @@ def section4_isolated_timing(profile: Profile, ceilings: dict) -> None:
                 engine=engine,
                 model=name,
             )
-    _say(profile_findings.show_isolated(_stored(profile.folder, results.ISOLATED), ceilings))
-    _say(profile_findings.show_shapes(_stored(profile.folder, results.VERIFY_COST)))
+    _say(profile_findings.show_isolated(results.stored_rows(profile.folder, results.ISOLATED), ceilings))
+    _say(profile_findings.show_shapes(results.stored_rows(profile.folder, results.VERIFY_COST)))
 
 
 def _isolated(profile: Profile, model: torch.nn.Module, engine: str) -> list[dict]:
@@ -540,7 +531,7 @@ def section5_strategies(profile: Profile) -> None:
         lambda: strategies.measure_batch(profile.pair, inputs, profile.args.max_new_tokens),
         prompt=ALL_PROMPTS,
     )
-    _say(profile_findings.show_strategies(claims.totals(_stored(profile.folder, results.STRATEGIES))))
+    _say(profile_findings.show_strategies(claims.totals(results.stored_rows(profile.folder, results.STRATEGIES))))
 
 
 def _strategy_rows(profile: Profile, compared: Callable[[], list[strategies.Strategy]], name: str) -> list[dict]:
@@ -566,7 +557,7 @@ def section6_kv_compression(profile: Profile) -> None:
             where=where,
             technique=technique,
         )
-    _say(profile_findings.show_kv_compression(_stored(profile.folder, results.KV_COMPRESSION)))
+    _say(profile_findings.show_kv_compression(results.stored_rows(profile.folder, results.KV_COMPRESSION)))
 
 
 def _kv_rows(profile: Profile, texts: Callable[[], list[list[int]]], where: str, technique: str) -> list[dict]:
@@ -609,9 +600,8 @@ def _predict_from(profile: Profile, manifest: run.Manifest) -> None:
     shared = {name: value for name, value in manifest.entries["constants"].items() if name in constants}
     if changed := run.differences(constants, shared):
         print("\nConstants that differ from those of Phase 1: " + "; ".join(changed))
-    costs = profile_findings.step_costs(
-        _stored(profile.folder, results.BREAKDOWN), _stored(profile.folder, results.VERIFY_COST)
-    )
+    timed = [results.stored_rows(profile.folder, table) for table in (results.BREAKDOWN, results.VERIFY_COST)]
+    costs = profile_findings.step_costs(*timed)
     if not costs:
         raise InputError("they need sections 1 and 4")
     facts = evidence.read_run(profile.folder)
@@ -630,37 +620,13 @@ def _whose(entries: Mapping[str, Any]) -> dict:
 
 def _check_claims(profile: Profile) -> None:
     """Check the second document's claims against whatever of sections 5 and 6 is there."""
-    measured, compressed = (_stored(profile.folder, table) for table in (results.STRATEGIES, results.KV_COMPRESSION))
+    measured, compressed = (
+        results.stored_rows(profile.folder, table) for table in (results.STRATEGIES, results.KV_COMPRESSION)
+    )
     if len(measured) or len(compressed):
         claimed = claims.check_claims(measured, compressed)
         results.write_table(profile.folder, results.CLAIMS, claimed)
         _say(profile_findings.show_claims(claimed))
-
-
-def _draw(profile: Profile) -> list[str]:
-    """Draw every plot whose tables are there; returns their names."""
-    folder, label = profile.folder, profile.pair.label
-    breakdown, position, temperature, isolated = (_stored(folder, table) for table in TABLES[:4])
-    strategy_rows, compressed = (_stored(folder, table) for table in (results.STRATEGIES, results.KV_COMPRESSION))
-    plots: dict[str, Callable[[], Figure]] = {}
-    if not (breakdown.gamma > 0).any():
-        breakdown = breakdown.iloc[:0]  # the plots show steps that proposed something
-    if len(breakdown):
-        plots["time_breakdown"] = lambda: profile_figures.plot_time_breakdown(breakdown, label)
-        plots["phase_distribution"] = lambda: profile_figures.plot_phase_distribution(breakdown, label)
-    if (position.gamma > 0).any():
-        plots["alpha_vs_position"] = lambda: profile_figures.plot_alpha_vs_position(position, label)
-    if len(temperature):
-        plots["alpha_vs_temperature"] = lambda: profile_figures.plot_alpha_vs_temperature(temperature, label)
-    if len(strategy_rows):
-        plots["strategies"] = lambda: profile_figures.plot_strategies(
-            claims.totals(strategy_rows), strategy_rows, label
-        )
-    if len(compressed):
-        plots["kv_compression"] = lambda: profile_figures.plot_kv_compression(compressed, label)
-    if len(isolated):
-        plots["timing_analysis"] = lambda: profile_figures.plot_timing_analysis(isolated, breakdown, label)
-    return [figures.save(plot(), Path(profile.args.plots_dir), name).name for name, plot in plots.items()]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,14 +79,10 @@ def read_run(folder: Path, allow_mixed: bool = False) -> Evidence:
     if traces:
         left_out = [name for name in summary["prompt"].unique() if name not in traces]
         notes += [f"{name}: its agreement trace has gaps or is missing, so it is not replayed." for name in left_out]
-    try:
-        label, models = _label(folder, manifest), _models(folder, manifest, runs)
-    except (AttributeError, KeyError, TypeError, OverflowError, ValueError) as error:
-        path = folder / "manifest_phase1.json"
-        raise InputError(f"{path} does not describe the run ({error}); run {results.PHASE1} to make it") from error
+    models = _understood(folder, lambda: _models(folder, manifest, runs))
     cost_ratios = summary[summary.cost_ratio > 0].groupby("engine", sort=False).cost_ratio.median()
     return Evidence(
-        label=label,
+        label=label(folder, manifest),
         models=models,
         cost_ratios={engine: float(ratio) for engine, ratio in cost_ratios.items()},
         alphas=predictions.pooled_acceptance(runs).alpha,
@@ -204,11 +201,25 @@ def _gaps(summary: pd.DataFrame) -> list[str]:
     return notes
 
 
+def label(folder: Path, manifest: Mapping) -> str:
+    """Return the pair and the device of a run in words; InputError if the manifest does not describe them."""
+    return _understood(folder, lambda: _label(folder, manifest))
+
+
 def _label(folder: Path, manifest: Mapping) -> str:
     draft, target = (_model_entry(folder, manifest, role) for role in ROLES)
     device = (manifest.get("device") or {}).get("name", target.get("device", "an unknown device"))
     name = manifest["pair"].get("name", "unnamed")
     return f"pair {name}: draft {draft['name']}, target {target['name']}, {target.get('dtype', '')}, on {device}"
+
+
+def _understood(folder: Path, describe: Callable[[], Any]) -> Any:
+    """Return what ``describe`` makes of a manifest; InputError where it is of another shape than Phase 1 writes."""
+    try:
+        return describe()
+    except (AttributeError, KeyError, TypeError, OverflowError, ValueError) as error:
+        path = folder / "manifest_phase1.json"
+        raise InputError(f"{path} does not describe the run ({error}); run {results.PHASE1} to make it") from error
 
 
 def _model_entry(folder: Path, manifest: Mapping, role: str) -> Mapping:

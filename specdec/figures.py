@@ -77,21 +77,29 @@ def new_figure(
     """Return a figure with its finding on top, its source at the foot, and ``panels`` axes side by side."""
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    source = _wrapped(source, size[0], SOURCE_POINTS)
+    source = wrapped(source, size[0], SOURCE_POINTS)
     foot = (source.count("\n") + 2) * SOURCE_LINE_INCHES / size[1]
     figure.get_layout_engine().set(rect=(0.01, foot, 0.98, 0.99 - foot))
     axes = figure.subplots(1, panels, squeeze=False, sharey=share_y)[0]
-    title = _wrapped(title, size[0], TITLE_POINTS)
+    title = wrapped(title, size[0], TITLE_POINTS)
     figure.suptitle(title, fontsize=TITLE_POINTS, fontweight="bold", x=0.02, ha="left")
     figure.text(0.02, 0.015, source, fontsize=SOURCE_POINTS, color=GREY, ha="left", va="bottom")
     return figure, list(axes)
 
 
-def _wrapped(text: str, width_inches: float, font_size: float) -> str:
+def new_grid(title: str, source: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """Return a figure as ``new_figure`` does, with ``rows`` x ``columns`` axes that share nothing."""
+    figure, [first] = new_figure(title, source, size=size)
+    first.remove()
+    return figure, list(figure.subplots(rows, columns).flat)
+
+
+def wrapped(text: str, width_inches: float, font_size: float) -> str:
+    """Return ``text`` broken into lines that fit ``width_inches`` at ``font_size`` points."""
     return textwrap.fill(text, int(width_inches * CHARACTERS_PER_INCH * TITLE_POINTS / font_size))
 
 
-def _cost_ratio_axis(axes: Axes, cost_ratios: np.ndarray) -> None:
+def cost_ratio_axis(axes: Axes, cost_ratios: np.ndarray) -> None:
     """Make x a logarithmic axis of cost ratios with plain numbers."""
     axes.set_xscale("log")
     ticks = [tick for tick in (0.5, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 40) if min(cost_ratios) <= tick]
@@ -136,7 +144,7 @@ def plot_speedup_vs_cost_ratio(scenarios: pd.DataFrame, curve: pd.DataFrame, lab
         axes.plot(ratios, curve.all_gammas, color=VERMILION, linestyle="-.", label="mean over all gammas")
         _scenario_dots(axes, scenarios)
         _break_even_line(axes)
-        _cost_ratio_axis(axes, ratios)
+        cost_ratio_axis(axes, ratios)
         axes.set_ylabel("decode speedup (x)")
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper left", frameon=False)
@@ -285,7 +293,7 @@ def plot_min_alpha_needed(
         for (engine, ratio), dash in zip(cost_ratios.items(), ("-", ":"), strict=False):
             shown = f"c = {ratio:.2f}, {engine} engine"
             axes.axvline(ratio, color=BLACK, linewidth=1.8, linestyle=dash, label=shown)
-        _cost_ratio_axis(axes, ratios)
+        cost_ratio_axis(axes, ratios)
         axes.set_ylabel("alpha needed for a speedup above 1")
         axes.set_ylim(0, 1.02)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)

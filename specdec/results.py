@@ -41,6 +41,7 @@ def _columns(*groups: str) -> dict[str, str]:
 
 
 PHASE1, PHASE2, PHASE3 = "speculative_decoding.py", "analysis_deep.py", "phase3_profiling.py"
+REPORT = "final_report.py"
 RUNS = Table(
     "speculative_runs.csv",
     _columns(
@@ -172,6 +173,13 @@ VERIFY_COST = Table(
     PHASE3,
 )
 
+CAUSES = Table(
+    "causes.csv",
+    _columns("text: engine", "integer: gamma", "text: cause", "number: ms share speedup speedup_without"),
+    REPORT,
+)
+COMPARISON = Table("comparison.csv", _columns("text: quantity", "number: study published fast"), REPORT)
+
 
 def format_cell(value: Any) -> str:
     """Return a value as a CSV cell: empty if absent (None, NaN, infinite), a number with seven digits, text quoted if
@@ -239,6 +247,13 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
     for column, kind in table.columns.items():
         frame[column] = _typed(frame[column], kind, path)
     return frame[list(table.columns)]
+
+
+def stored_rows(folder: Path, table: Table) -> pd.DataFrame:
+    """Return the file's rows as ``read_table`` does, none if there is no such file."""
+    if not (folder / table.file).exists():
+        return pd.DataFrame(columns=list(table.columns))
+    return read_table(folder, table)
 
 
 def _typed(cells: pd.Series, kind: str, path: Path) -> pd.Series:

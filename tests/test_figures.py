@@ -1,12 +1,10 @@
 """Every plot: its title is a finding from its data, its text stays apart and inside, and small inputs do."""
 
-import itertools
-
 import numpy as np
 import pandas as pd
 import pytest
+from figure_texts import assert_no_two_texts_overlap, assert_text_lies_inside, title
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Annotation, Text
 
 from analysis_deep import SCENARIOS, section4_regime_map
 from specdec import figures
@@ -60,34 +58,14 @@ def make(name, alphas=ALPHAS, cost_ratios=None):
 PLOTS = ("speedup_vs_cost_ratio", "regime_heatmap", "analytical_curves", "min_alpha_needed")
 
 
-def title(figure):
-    return " ".join(figure.get_suptitle().split())
-
-
-def boxes(figure):
-    """Pairs of a text and its extent, without tick labels, which matplotlib keeps apart, also where out of view."""
-    figure.draw_without_rendering()
-    ticks = {label for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
-    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    return [(text, Text.get_window_extent(text, figure.canvas.get_renderer())) for text in shown if text not in ticks]
-
-
 @pytest.mark.parametrize("name", PLOTS)
 def test_all_text_lies_inside_the_figure(name):
-    figure = make(name)
-    for text, box in boxes(figure):
-        assert box.x0 >= 0, text
-        assert box.y0 >= 0, text
-        assert box.x1 <= figure.bbox.x1, text
-        assert box.y1 <= figure.bbox.y1, text
+    assert_text_lies_inside(make(name))
 
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_no_two_texts_overlap(name):
-    upright = [(text, box) for text, box in boxes(make(name)) if not isinstance(text, Annotation)]  # names are slanted
-    for (first, one), (second, other) in itertools.combinations(upright, 2):
-        overlaps = one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1
-        assert not overlaps, (first.get_text(), second.get_text())
+    assert_no_two_texts_overlap(make(name))
 
 
 @pytest.mark.parametrize("name", PLOTS)

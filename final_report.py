@@ -30,8 +30,9 @@ QUICK = {"RESULTS_DIR": "results/quick", "PLOTS_DIR": "plots/quick"}
 
 PHASE = "report"
 REPORT = "report.md"
+OWN_PLOTS = ("master_summary", "corrected_model", "regime_map_final")  # those of the phases are drawn again in place
 FLAGS = {
-    "NOTE": cli.Flag(str, "a line about this run, shown at the top"),
+    "NOTE": cli.Flag(cli.text, "a line about this run, shown at the top"),
     "ALLOW_MIXED": cli.Flag(None, "go on although the phases are of different pairs or devices"),
     **cli.FOLDER_FLAGS,
 }
@@ -46,6 +47,7 @@ def _run(argv: list[str] | None) -> int:
     args = cli.parse(argv, __doc__, FLAGS, globals(), QUICK)
     folder = Path(args.results_dir)
     run.check_free(folder)
+    run.check_writable(results_dir=args.results_dir, plots_dir=args.plots_dir)
     found = collection.collect(folder, args.allow_mixed)
     with run.lock(folder):
         manifest = _open_run(args, argv)
@@ -58,7 +60,8 @@ def _run(argv: list[str] | None) -> int:
 def _open_run(args: Namespace, argv: list[str] | None) -> run.Manifest:
     """Move an earlier report away and begin the manifest."""
     folder = Path(args.results_dir)
-    run.move_to_previous(folder, [REPORT, results.CAUSES.file, results.COMPARISON.file, f"manifest_{PHASE}.json"])
+    run.move_to_previous(folder, [f"manifest_{PHASE}.json", REPORT, results.CAUSES.file, results.COMPARISON.file])
+    run.move_to_previous(Path(args.plots_dir), [f"{name}.png" for name in OWN_PLOTS])
     constants = {name.lower(): getattr(args, name.lower()) for name in FLAGS}
     manifest = run.Manifest(folder, PHASE, run.run_entries(argv, constants))
     manifest.write()

@@ -18,7 +18,7 @@ from specdec import results, run
 from specdec.engine import pair as pair_module
 from specdec.prompts import select_prompts
 
-PHASE1, PHASE2, PHASE3 = "speculative_decoding", "analysis_deep", "phase3_profiling"
+PHASE1, PHASE2, PHASE3, REPORT = "speculative_decoding", "analysis_deep", "phase3_profiling", "final_report"
 MEASURING = (PHASE1, PHASE3)
 PROMPT = {"prompt": "mine", "category": "own", "text": "the quick brown fox"}
 
@@ -329,6 +329,43 @@ def test_what_phase_two_can_not_use_is_one_line_and_writes_nothing(places, tmp_p
     write_run(tmp_path / "run")
     flags = ["--results-dir", str(tmp_path / "run"), "--plots-dir", str(tmp_path / "plots")]
     assert_refused(capsys, tmp_path, PHASE2, [*flags, *(part.format(**places) for part in argv)], message)
+
+
+# --- The report ------------------------------------------------------------------------------------------------------
+
+OF_REPORT = [
+    (["--note", ""], "argument --note: it is empty"),
+    (["--results-dir", "{empty}"], "there is no run in"),
+    (["--results-dir", "{empty}/gone"], "run python speculative_decoding.py first, or name its --results-dir"),
+    (["--results-dir", "{file}"], "file can't be written: Not a directory"),
+    (["--plots-dir", "{file}"], "file can't be written: Not a directory; choose a folder with --plots-dir"),
+    (["--pair", "tiny"], "unrecognized arguments: --pair tiny"),
+    (["--resume"], "unrecognized arguments: --resume"),
+]
+
+
+@pytest.mark.parametrize("argv, message", OF_REPORT, ids=[" ".join(argv) for argv, _ in OF_REPORT])
+def test_what_the_report_can_not_use_is_one_line_and_writes_nothing(places, tmp_path, capsys, argv, message):
+    write_run(tmp_path / "run")
+    flags = ["--results-dir", str(tmp_path / "run"), "--plots-dir", str(tmp_path / "plots")]
+    assert_refused(capsys, tmp_path, REPORT, [*flags, *(part.format(**places) for part in argv)], message)
+
+
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+def tear(path: Path) -> None:
+    path.write_text(path.read_text()[:-3])
+
+
+@pytest.mark.parametrize("file", ["speculative_runs.csv", "speculative_results_fast.csv", "manifest_phase1.json"])
+@pytest.mark.parametrize("damage", [empty, tear])
+def test_a_damaged_file_stops_the_report_by_name(tmp_path, capsys, file, damage):
+    write_run(tmp_path / "run")
+    damage(tmp_path / "run" / file)
+    flags = ["--results-dir", str(tmp_path / "run"), "--plots-dir", str(tmp_path / "plots")]
+    assert_refused(capsys, tmp_path, REPORT, flags, file)
 
 
 # --- What is unusual and allowed -------------------------------------------------------------------------------------

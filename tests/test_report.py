@@ -130,6 +130,25 @@ def test_a_run_without_any_gain_says_no(tmp_path, monkeypatch):
     assert "don't" in text(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        Synthetic(gammas=(0,)),
+        Synthetic(new_tokens=1),
+        Synthetic(new_tokens=2, gammas=(1,)),
+        Synthetic(alphas={"nothing": 0.0, "all": 1.0}),
+        Synthetic(alphas={"nothing": 0.0}),
+        Synthetic(engines=("published",), gammas=(1, 2)),
+    ],
+    ids=["plain decoding", "one token", "two tokens", "nothing or all accepted", "nothing accepted", "one engine"],
+)
+def test_an_unusual_run_makes_a_report_without_invented_numbers(run, tmp_path):
+    write_everything(tmp_path, run)
+    assert report(tmp_path) == 0
+    assert "nan" not in text(tmp_path).lower()
+    assert "inf " not in text(tmp_path)
+
+
 def test_an_empty_folder_is_refused_with_the_script_to_run(tmp_path, capfd):
     assert report(tmp_path) == 2
     assert "run python speculative_decoding.py first" in capfd.readouterr().err

@@ -35,9 +35,9 @@ def plot_master_summary(collection: Collection, answer: str) -> Figure:
     panels = (
         Panel(_speedups, lambda c: bool(c.summaries), results.PHASE1),
         Panel(_cost_ratios, lambda c: bool(c.facts and c.facts.cost_ratios), results.PHASE1),
-        Panel(_step_account, lambda c: bool(c.step_costs and c.summaries), f"{results.PHASE3} (sections 1 and 4)"),
+        Panel(_step_account, _steps_are_known, f"{results.PHASE3} (sections 1 and 4)"),
         Panel(_acceptance, lambda c: bool(len(c.rows(results.BY_TEMPERATURE))), f"{results.PHASE3} (section 3)"),
-        Panel(_predictions, lambda c: c.predictions.measured.notna().any(), results.PHASE1),
+        Panel(_predictions, lambda c: bool(_errors(c)), f"{results.PHASE1} with a gamma above 0"),
         Panel(_what_would_pay, lambda c: bool(len(c.rows(results.SIMULATION)) and c.summaries), results.PHASE2),
     )
     with rc_context(STYLE):
@@ -98,6 +98,10 @@ def _cost_ratios(axes: Axes, collection: Collection) -> str:
     return f"Cost ratio c: {listed}; reading weights alone would give {by_bytes:.2f}"
 
 
+def _steps_are_known(collection: Collection) -> bool:
+    return bool(collection.step_costs) and bool(((collection.runs.steps > 0) & (collection.runs.gamma > 0)).any())
+
+
 def _step_account(axes: Axes, collection: Collection) -> str:
     """Stack what a step costs, in plain tokens, and mark how many tokens it commits."""
     engine = collection.profiled_engines[-1]
@@ -150,16 +154,21 @@ def _acceptance(axes: Axes, collection: Collection) -> str:
     )
 
 
-def _predictions(axes: Axes, collection: Collection) -> str:
-    rows = collection.predictions
-    errors = {}
-    for engine, group in rows.groupby("engine", sort=False):
+def _errors(collection: Collection) -> dict[str, dict[str, float]]:
+    """Return the mean absolute error of each model, model -> engine -> error, of those that predict anything."""
+    errors: dict[str, dict[str, float]] = {}
+    for engine, group in collection.predictions.groupby("engine", sort=False):
         for column in (*MODELS, "replay"):
             quality = findings.prediction_quality(group, column, "measured")
             if quality:
                 errors.setdefault(column, {})[engine] = quality.mean_absolute_error
+    return errors
+
+
+def _predictions(axes: Axes, collection: Collection) -> str:
+    errors = _errors(collection)
     names = {"leviathan_rate": "Leviathan,\nrate", "leviathan_alpha": "Leviathan,\nalpha"}
-    for side, engine in enumerate(rows.engine.unique()):
+    for side, engine in enumerate(collection.predictions.engine.unique()):
         places = np.arange(len(errors)) + 0.4 * side
         heights = [by_engine.get(engine, np.nan) for by_engine in errors.values()]
         axes.bar(places, heights, width=0.38, color=ENGINE_COLOURS[engine], label=engine)
@@ -174,7 +183,7 @@ def _predictions(axes: Axes, collection: Collection) -> str:
 def _what_would_pay(axes: Axes, collection: Collection) -> str:
     facts = collection.facts
     scenarios = collection.rows(results.SIMULATION).sort_values("cost_ratio")
-    spread = [scenarios.mean_speedup - scenarios.low, scenarios.high - scenarios.mean_speedup]
+    spread = np.maximum([scenarios.mean_speedup - scenarios.low, scenarios.high - scenarios.mean_speedup], 0)
     axes.errorbar(
         scenarios.cost_ratio,
         scenarios.mean_speedup,

@@ -39,12 +39,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     return lines + ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]
 
 
-def cell(value: Any) -> str:
-    """Return a value as the report shows it."""
+def cell(value: Any, form: str = ".2f") -> str:
+    """Return a value as the report shows it: a number in ``form``, "-" if there is none."""
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, float):
-        return f"{value:.2f}"
+        return f"{value:{form}}"
     return str(value).replace("|", "\\|")
 
 

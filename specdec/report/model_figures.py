@@ -40,7 +40,7 @@ def plot_corrected_model(predictions: pd.DataFrame, label: str) -> Figure:
             groups = predictions[predictions.engine == engine].groupby("gamma")
             gammas = [str(gamma) for gamma in groups.groups]
             measured = groups.measured
-            spread = [measured.mean() - measured.min(), measured.max() - measured.mean()]
+            spread = np.maximum([measured.mean() - measured.min(), measured.max() - measured.mean()], 0)
             axes.errorbar(gammas, measured.mean(), yerr=spread, fmt="o-", color=BLACK, capsize=5, label="measured")
             for column, (name, colour, line) in MODELS.items():
                 if groups[column].mean().notna().any():

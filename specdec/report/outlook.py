@@ -42,7 +42,13 @@ def techniques(report: Material) -> list[str]:
             *table(
                 ("in the", "technique", "bytes a token", "alpha", "tokens unchanged"),
                 [
-                    (row.where, row.technique, f"{row.bytes_per_token:.0f}", row.alpha, f"{row.tokens_equal_share:.0%}")
+                    (
+                        row.where,
+                        row.technique,
+                        f"{row.bytes_per_token:.0f}",
+                        row.alpha,
+                        cell(row.tokens_equal_share, ".0%"),
+                    )
                     for row in compressed.itertuples()
                 ],
             ),
@@ -69,7 +75,7 @@ def _strategy_cells(name: str, temperature: float, row: pd.Series) -> tuple:
         f"{temperature:g}",
         row.speedup,
         faster,
-        f"{row.gamma_mean:.1f}",
+        cell(row.gamma_mean, ".1f"),
         row.alpha,
         row.tokens_per_step,
         equal,

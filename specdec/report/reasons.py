@@ -7,7 +7,7 @@ import math
 from specdec import findings, profile_findings, results, theory
 from specdec.report import causes
 from specdec.report.collection import Collection
-from specdec.report.material import Material, plot_line, table
+from specdec.report.material import Material, cell, plot_line, table
 
 MODELS = {
     "leviathan_rate": "Leviathan, with the acceptance rate (as the study)",
@@ -66,10 +66,10 @@ def _cost_ratio_words(report: Material) -> list[str]:
         rows.append(
             (
                 engine,
-                *(f"{by_role.measured_ms[role]:.2f}" for role in ("draft", "target")),
-                *(f"{by_role.weights_ms[role] / by_role.measured_ms[role]:.0%}" for role in ("draft", "target")),
+                *(by_role.measured_ms[role] for role in ("draft", "target")),
+                *(cell(by_role.weights_ms[role] / by_role.measured_ms[role], ".0%") for role in ("draft", "target")),
                 ratio,
-                f"{ratio / causes.bytes_ratio(facts):.0%}",
+                cell(ratio / causes.bytes_ratio(facts), ".0%"),
             )
         )
     return [

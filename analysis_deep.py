@@ -465,6 +465,7 @@ def _write_tables(folder: Path, analysis: Analysis) -> None:
 
 
 def _print_analysis(analysis: Analysis, facts: Evidence, args: Namespace) -> None:
+    _say(facts.source)
     for note in facts.notes:
         _say(note)
     _print_roofline(analysis.roofline, facts)

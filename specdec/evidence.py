@@ -24,7 +24,7 @@ COUNTED = ("prompt", "engine", "gamma", "repeat", "new_tokens", "proposed", "acc
 class Evidence:
     """One pair on one machine.
 
-    label: names the pair and the machine. notes: what the reader must know about the input.
+    label: names the pair and the machine. source: which run it is. notes: what the reader must know about the input.
     models: per engine and role (``draft``, ``target``): name, layers, weight_bytes, weights_ms (reading them at this
         machine's bandwidth; NaN if that was not measured) and measured_ms per token (NaN if nothing was decoded).
     cost_ratios: engine -> c, absent if not measured.
@@ -44,6 +44,7 @@ class Evidence:
     traces: Mapping[str, np.ndarray] = field(default_factory=dict)
     summary: pd.DataFrame | None = None
     notes: tuple[str, ...] = ()
+    source: str = "published figures"
 
     @property
     def cost_ratio(self) -> float | None:
@@ -66,11 +67,7 @@ def read_run(folder: Path, allow_mixed: bool = False) -> Evidence:
     if manifest is None:
         raise InputError(f"{folder / 'manifest_phase1.json'} is missing; run {results.PHASE1} to make it")
     partial = manifest.get("status") != "complete"
-    notes = [
-        f"Phase 1's run {manifest.get('run_id', 'without an id')}, begun {manifest.get('started', 'at no known time')}"
-    ]
-    if partial:
-        notes.append(f"The run in {folder} was not finished: what follows rests on the part that is there.")
+    notes = [f"The run in {folder} was not finished: what follows rests on the part that is there."] if partial else []
     runs = _read_rows(folder, results.RUNS)
     summary = _read_summaries(folder, runs)
     notes += _mixed(folder, runs, summary, manifest, allow_mixed)
@@ -83,6 +80,7 @@ def read_run(folder: Path, allow_mixed: bool = False) -> Evidence:
     cost_ratios = summary[summary.cost_ratio > 0].groupby("engine", sort=False).cost_ratio.median()
     return Evidence(
         label=label(folder, manifest),
+        source=f"Phase 1's run {manifest.get('run_id', 'unnamed')}, begun {manifest.get('started', 'unknown')}",
         models=models,
         cost_ratios={engine: float(ratio) for engine, ratio in cost_ratios.items()},
         alphas=predictions.pooled_acceptance(runs).alpha,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,19 @@ def tiny_pair():
     from specdec.engine.pair import load_pair
 
     return load_pair("tiny", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def greedy_text(tiny_pair):
+    """The embedded target's own 96 tokens after one of the eight prompts, by engine; decoded once for all tests."""
+    from specdec.engine.decoding import autoregressive_generate
+    from specdec.engine.pair import encode
+
+    @functools.cache
+    def text(prompt, engine="fast") -> list[int]:
+        return autoregressive_generate(tiny_pair.target, encode(tiny_pair, prompt), 96, engine=engine).tokens
+
+    return text
 
 
 @pytest.fixture(scope="session")

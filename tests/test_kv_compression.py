@@ -96,13 +96,12 @@ def test_moving_a_trees_path_takes_codes_and_scales_along(target, prompt, bits):
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-def test_in_the_draft_a_compressed_cache_changes_no_token(tiny_pair, name):
+def test_in_the_draft_a_compressed_cache_changes_no_token(tiny_pair, greedy_text, name):
     for prompt in PROMPTS:
         input_ids = encode(tiny_pair, prompt)
-        baseline = autoregressive_generate(tiny_pair.target, input_ids, 48, engine="fast")
         draft = ModelDraft(tiny_pair.draft, with_cache(MAKERS[name]))
-        generation = speculative_generate(draft, tiny_pair.target, input_ids, 48, 3, engine="fast")
-        assert generation.tokens == baseline.tokens
+        generation = speculative_generate(draft, tiny_pair.target, input_ids, 32, 3, engine="fast")
+        assert generation.tokens == greedy_text(prompt)[:32]
         assert sum(generation.accepted) > 0
 
 

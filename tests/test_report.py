@@ -19,6 +19,7 @@ from specdec import plots, published, results, theory
 from specdec.report import advice, causes, collection, comparison, master_summary, model_figures
 
 ROOT = Path(__file__).parents[1]
+SAVE_ALL = plots.save_all
 PLOTS = {  # design section 5's twelve, and those of Phase 3's sections 5 and 6
     *("master_summary", "corrected_model", "regime_map_final", "time_breakdown", "alpha_vs_position"),
     *("alpha_vs_temperature", "timing_analysis", "phase_distribution", "speedup_vs_cost_ratio", "regime_heatmap"),
@@ -41,19 +42,18 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
-    """A copy of all three phases' files, where a report draws its summary alone: the other plots are slow."""
+    """A copy of all three phases' files, where a report draws nothing: plots are slow and have tests of their own."""
     shutil.copytree(
         whole, tmp_path / "copy", ignore=shutil.ignore_patterns("plots", "report.md", "manifest_report.json")
     )
     results.write_table(tmp_path / "copy", results.PREDICTIONS, collection.collect(whole).facts.predictions)
-    draw_summary_alone(monkeypatch)
+    draw_alone(monkeypatch, ())
     return tmp_path / "copy"
 
 
-def draw_summary_alone(monkeypatch):
-    save_all = plots.save_all
+def draw_alone(monkeypatch, names=("master_summary",)):
     monkeypatch.setattr(
-        plots, "save_all", lambda drawn, folder: save_all({n: drawn[n] for n in drawn if n == "master_summary"}, folder)
+        plots, "save_all", lambda drawn, folder: SAVE_ALL({n: drawn[n] for n in drawn if n in names}, folder)
     )
 
 
@@ -94,7 +94,8 @@ def test_the_answer_counts_what_the_summaries_hold(whole):
 
 
 @pytest.mark.parametrize("absent", [("phase1",), ("phase2",), ("phase3",), ("phase1", "phase2"), ("phase2", "phase3")])
-def test_any_phase_may_be_missing_and_is_named(absent, folder, capfd):
+def test_any_phase_may_be_missing_and_is_named(absent, folder, capfd, monkeypatch):
+    draw_alone(monkeypatch)
     for phase in absent:
         remove(folder, phase)
     assert report(folder) == 0
@@ -115,7 +116,7 @@ def test_a_section_that_was_not_run_is_named_with_the_command_for_it(section, fo
 
 
 def test_one_engine_and_one_repeat_make_a_report(tmp_path, monkeypatch):
-    draw_summary_alone(monkeypatch)
+    draw_alone(monkeypatch, ())
     write_everything(tmp_path, Synthetic(engines=("fast",), repeats=1, gammas=(2,)))
     assert report(tmp_path) == 0
     assert "one repeat, so no spread is known" in text(tmp_path)
@@ -123,7 +124,7 @@ def test_one_engine_and_one_repeat_make_a_report(tmp_path, monkeypatch):
 
 
 def test_a_run_without_any_gain_says_no(tmp_path, monkeypatch):
-    draw_summary_alone(monkeypatch)
+    draw_alone(monkeypatch, ())
     write_everything(tmp_path, Synthetic(alphas={"code_python": 0.05, "creative_story": 0.02}))
     assert report(tmp_path) == 0
     assert "**No: with the fast engine" in text(tmp_path)
@@ -142,7 +143,8 @@ def test_a_run_without_any_gain_says_no(tmp_path, monkeypatch):
     ],
     ids=["plain decoding", "one token", "two tokens", "nothing or all accepted", "nothing accepted", "one engine"],
 )
-def test_an_unusual_run_makes_a_report_without_invented_numbers(run, tmp_path):
+def test_an_unusual_run_makes_a_report_without_invented_numbers(run, tmp_path, monkeypatch):
+    draw_alone(monkeypatch, final_report.OWN_PLOTS)
     write_everything(tmp_path, run)
     assert report(tmp_path) == 0
     assert "nan" not in text(tmp_path).lower()

@@ -145,8 +145,8 @@ def _acceptance(axes: Axes, collection: Collection) -> str:
         axes.plot(means.index, means[column], line, color=colour, label=f"{name}; band: prompts")
     axes.set_xlabel("temperature")
     axes.set_ylabel("acceptance per tried token")
-    axes.set_ylim(0, 1.05)
-    axes.legend(frameon=False, loc="lower left")
+    axes.set_ylim(0, 1.3)  # room for the legend
+    axes.legend(frameon=False, loc="upper left")
     last = means.iloc[-1]
     return (
         f"At T {means.index[-1]:g} exact match accepts {last.alpha_match:.2f}, rejection sampling "

@@ -48,7 +48,7 @@ def plot_corrected_model(predictions: pd.DataFrame, label: str) -> Figure:
             axes.axhline(1, color=GREY, linewidth=1.2, linestyle="--", zorder=1)
             axes.set_title(f"engine {engine}")
             axes.set_xlabel("gamma (draft tokens per step)")
-            axes.set_ylim(bottom=0)
+        panels[0].set_ylim(bottom=0)  # shared, so once all is drawn
         panels[0].set_ylabel("decode speedup (x)")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure

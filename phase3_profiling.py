@@ -200,7 +200,7 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     device = profile.pair.target.device
     print(f"pair    {profile.pair.label}")
     ceilings = _ceilings(profile.pair)
-    manifest.write(device=devices.describe(device), ceilings=ceilings)
+    manifest.write(ceilings=ceilings)
     if "fast" in profile.args.engines:
         wanted = _wanted(profile)
         manifest.write(fast_kernels=prepare_fast_kernels(profile.pair, profile.args.compile, wanted, tqdm.write))
@@ -234,7 +234,10 @@ def _open_run(profile: Profile, argv: list[str] | None) -> run.Manifest:
     """Begin a new run, moving an earlier one's files away, or take up the one in the folder."""
     args = profile.args
     constants = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED_ON_RESUME}
-    entries = run.run_entries(argv, constants) | {"pair": profile.pair.manifest_entry()}
+    entries = run.run_entries(argv, constants) | {
+        "pair": profile.pair.manifest_entry(),
+        "device": devices.describe(profile.pair.target.device),
+    }
     files = [table.file for table in (*TABLES, results.CLAIMS)]
     manifest = run.open_run(profile.folder, PHASE, files, entries, args.resume)
     if not manifest.resumed:
@@ -615,7 +618,7 @@ def _predict_from(profile: Profile, manifest: run.Manifest) -> None:
 
 def _whose(entries: Mapping[str, Any]) -> dict:
     """Return what two phases must have in common: the pair with its devices and dtype, and the machine."""
-    return {"pair": entries.get("pair"), "machine": (entries.get("device") or {}).get("name")}
+    return {"pair": entries.get("pair"), **run.machine(entries)}
 
 
 def _check_claims(profile: Profile) -> None:

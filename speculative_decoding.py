@@ -140,7 +140,7 @@ def measure(benchmark: Benchmark, argv: list[str] | None) -> None:
     args, pair = benchmark.args, benchmark.pair
     manifest = _open_run(benchmark, argv)
     print(f"pair    {pair.label}")
-    manifest.write(device=devices.describe(pair.target.device), ceilings=_print_ceilings(benchmark))
+    manifest.write(ceilings=_print_ceilings(benchmark))
     done = _whole_units(benchmark)
     todo = [unit for unit in _units(benchmark) if unit.key not in done]
     with tqdm(total=len(todo) * (len(args.gammas) + 2), disable=None, unit="run", smoothing=0) as bar:
@@ -266,7 +266,10 @@ def _eos_at(benchmark: Benchmark, tokens: list[int]) -> int | None:
 def _open_run(benchmark: Benchmark, argv: list[str] | None) -> run.Manifest:
     """Begin a new run, moving an earlier one's files away, or take up the one in the folder."""
     constants = {name: value for name, value in vars(benchmark.args).items() if name not in NOT_COMPARED_ON_RESUME}
-    entries = run.run_entries(argv, constants) | {"pair": benchmark.pair.manifest_entry()}
+    entries = run.run_entries(argv, constants) | {
+        "pair": benchmark.pair.manifest_entry(),
+        "device": devices.describe(benchmark.pair.target.device),
+    }
     manifest = run.open_run(benchmark.folder, PHASE, FILES, entries, benchmark.args.resume)
     if manifest.resumed:
         _drop_unfinished(benchmark)

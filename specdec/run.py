@@ -175,7 +175,8 @@ def read_manifest(folder: Path, phase: str) -> dict | None:
 def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[str, Any], resume: bool) -> Manifest:
     """Begin a run, moving an earlier one's ``files`` away, or with ``resume`` take up the one in ``folder``.
 
-    Returns its manifest, written as partial. Raises InputError where the run to resume had another pair or constants.
+    Returns its manifest, written as partial. Raises InputError where the run to resume had another pair, constants or
+    versions, or another machine.
     """
     name = f"manifest_{phase}.json"
     earlier = read_manifest(folder, phase) if resume else None
@@ -183,6 +184,9 @@ def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[st
         move_to_previous(folder, [name, *files])
     else:
         changed = differences(earlier, {"pair": entries["pair"]})
+        if earlier.get("device"):
+            changed += differences(machine(earlier), machine(entries))
+            changed += differences(earlier["device"], {"threads": entries["device"].get("threads")})
         for part in ("constants", "versions"):
             changed += differences(earlier.get(part) or {}, entries[part])
         if changed:
@@ -207,6 +211,12 @@ def run_entries(argv: list[str] | None, constants: Mapping[str, Any]) -> dict[st
         "versions": {"python": platform.python_version(), **_package_versions()},
         "commit": _commit(),
     }
+
+
+def machine(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a manifest says of the machine: name and variant of the device."""
+    device = entries.get("device") or {}
+    return {"device": device.get("name"), "variant of the device": device.get("variant")}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

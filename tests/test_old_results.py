@@ -87,6 +87,22 @@ def test_resume_with_other_packages_or_another_pair_is_refused(done, capsys, pha
     assert "pair: {'name': 'another'} then, " in error_of(capsys)
 
 
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"name": "another machine"}, "device: another machine then, "),
+        ({"variant": "model 99"}, "variant of the device: model 99 then, "),
+        ({"threads": 99}, "threads: 99 then, "),
+    ],
+)
+@pytest.mark.parametrize("phase", made_up.SCRIPTS)
+def test_resume_on_another_machine_is_refused(done, capsys, phase, changed, named):
+    device = run.read_manifest(done, phase)["device"]
+    edit_manifest(done, phase, device=device | changed)
+    assert made_up.run(phase, done, quiet, "--resume") == 2
+    assert named in error_of(capsys)
+
+
 @pytest.mark.parametrize("phase", made_up.SCRIPTS)
 def test_a_manifest_of_a_newer_version_is_refused_with_what_to_do(done, capsys, phase):
     edit_manifest(done, phase, format=run.FORMAT + 1)

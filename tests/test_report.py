@@ -169,7 +169,16 @@ def other_device(folder):
     (folder / "manifest_phase3.json").write_text(json.dumps(entries))
 
 
-@pytest.mark.parametrize("change, named", [(other_pair, "float16"), (other_device, "another processor")])
+def other_variant(folder):
+    entries = json.loads((folder / "manifest_phase3.json").read_text())
+    entries["device"]["variant"] = "model 99"
+    (folder / "manifest_phase3.json").write_text(json.dumps(entries))
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [(other_pair, "float16"), (other_device, "another processor"), (other_variant, "another variant")],
+)
 def test_phases_of_different_pairs_or_devices_are_refused_by_name(change, named, folder, capfd):
     change(folder)
     assert report(folder) == 2

@@ -83,17 +83,20 @@ def describe(device: torch.device) -> dict:
             "driver": _nvidia_smi("driver_version"),
             "clocks_and_throttling": _nvidia_smi("clocks.sm,clocks.mem,temperature.gpu,clocks_throttle_reasons.active"),
         }
-    return {"type": device.type, "name": _cpu_name(), "threads": torch.get_num_threads()}
+    return {"type": device.type, **_processor(), "threads": torch.get_num_threads()}
 
 
-def _cpu_name() -> str:
+def _processor() -> dict[str, str]:
+    """Return the processor's name and, where the system tells it, its variant: hosts hide many behind one name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        variant = " ".join(f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping") if name in facts)
+        return {"name": facts["model name"]} | ({"variant": variant} if variant else {})
+    except (OSError, KeyError):
         import platform
 
-        return platform.processor() or platform.machine()
+        return {"name": platform.processor() or platform.machine()}
 
 
 def read_bandwidth(device: torch.device, size: int) -> float:

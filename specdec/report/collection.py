@@ -116,12 +116,12 @@ def _mixed(folder: Path, manifests: Mapping[str, Mapping], allowed: bool) -> lis
     if not {"phase1", "phase3"} <= set(manifests):
         return []
     first, third = manifests["phase1"], manifests["phase3"]
-    described = [(entry.get("pair"), (entry.get("device") or {}).get("name")) for entry in (first, third)]
+    described = [(entry.get("pair"), run.machine(entry)) for entry in (first, third)]
     if described[0] != described[1]:
         labels = [evidence.label(folder, entry) for entry in (first, third)]
         problem = f"Phase 1 in {folder} is of {labels[0]}; Phase 3 of {labels[1]}"
         if labels[0] == labels[1]:
-            problem += " with other weights"
+            problem += " with other weights or on another variant of the processor"
         if not allowed:
             raise InputError(f"{problem}; run one of them again, or go on with --allow-mixed")
         return [f"MIXED INPUT: {problem}."]

@@ -142,7 +142,9 @@ def _run(argv: list[str] | None) -> int:
         _print_analysis(analysis, facts, args)
         off = _print_published(study, analysis) if study else 0
         manifest.complete(plots=files, published_figures_off=off if study else None)
-    print(f"\nTables are in {folder}, plots in {args.plots_dir}; next: python phase3_profiling.py")
+    print(f"\nTables are in {folder}, plots in {args.plots_dir}")
+    if not args.published:
+        print(f"next, with the pair of Phase 1: {cli.next_command(results.PHASE3, args)}")
     return cli.EXIT_FAILED if off else cli.EXIT_OK
 
 

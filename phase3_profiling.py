@@ -8,6 +8,7 @@ of the second document side by side: who proposes, and how many; section 6 compr
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ QUICK = {
     "PROMPTS": ("code_python", "creative_story"),
     "STEPS": 5,
     "TEMPERATURES": (0.0, 0.7, 1.5),
-    "MAX_NEW_TOKENS": 24,
+    "MAX_NEW_TOKENS": 16,
     "RESULTS_DIR": "results/quick",
     "PLOTS_DIR": "plots/quick",
 }
@@ -168,9 +169,23 @@ def _run(argv: list[str] | None) -> int:
     inputs = _inputs(pair, prompts, args)
     for input_ids in inputs.values():
         check_request([pair.draft, pair.target], input_ids, args.max_new_tokens)
+    _check_phase1(folder, pair)
     with run.lock(folder), tqdm(disable=None, unit="part", total=_parts(args, pair, len(inputs))) as bar:
         _profile(Profile(pair, inputs, args, folder, bar), argv)
     return cli.EXIT_OK
+
+
+def _check_phase1(folder: Path, pair: Pair) -> None:
+    """Raise InputError where the folder holds a Phase 1 run of another pair or machine; an unreadable one may stay."""
+    phase1 = None
+    with contextlib.suppress(InputError):
+        phase1 = run.read_manifest(folder, "phase1")
+    own = {"pair": pair.manifest_entry(), "device": devices.describe(pair.target.device)}
+    if phase1 and (changed := run.differences(_whose(phase1), _whose(own))):
+        raise InputError(
+            f"the Phase 1 run in {folder} is of another pair, device or dtype ({changed[0]}); give this phase the same "
+            "flags, or choose another --results-dir"
+        )
 
 
 def _inputs(pair: Pair, prompts: list, args: Namespace) -> dict[str, torch.Tensor]:
@@ -220,6 +235,7 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     files = plots.save_all(drawn, Path(profile.args.plots_dir))
     manifest.complete(device_after=devices.describe(device), skipped_sections=skipped, plots=files)
     print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(files)}")
+    print(f"next: {cli.next_command(results.REPORT, profile.args)}")
 
 
 def _wanted(profile: Profile) -> Wanted:
@@ -276,8 +292,10 @@ def section1_time_breakdown(profile: Profile) -> None:
     _say(profile_findings.show_breakdown(results.stored_rows(profile.folder, results.BREAKDOWN)))
     for engine in profile.args.engines:
         cost = _instrumentation_cost(profile, engine)
-        shown = "not measured" if cost is None else f"{cost:+.1%} of those without (median of pairs)"
-        tqdm.write(f"  {engine}: what runs with the clock took longer: {shown}")
+        shown = (
+            "not measured" if cost is None else "none beyond noise" if cost <= 0 else f"{cost:+.1%} (median of pairs)"
+        )
+        tqdm.write(f"  {engine}: time that the clock itself adds to a run: {shown}")
 
 
 def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
@@ -594,11 +612,6 @@ def _predict_from(profile: Profile, manifest: run.Manifest) -> None:
     phase1 = run.read_manifest(profile.folder, "phase1")
     if phase1 is None:
         raise InputError(f"there is no Phase 1 run in {profile.folder}; speculative_decoding.py makes one")
-    if changed := run.differences(_whose(phase1), _whose(manifest.entries)):
-        raise InputError(
-            f"the Phase 1 run in {profile.folder} is of another pair, device or dtype ({changed[0]}); run both phases "
-            "with the same flags, or choose another --results-dir"
-        )
     constants = phase1.get("constants") or {}
     shared = {name: value for name, value in manifest.entries["constants"].items() if name in constants}
     if changed := run.differences(constants, shared):

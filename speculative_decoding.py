@@ -440,7 +440,7 @@ def _print_findings(benchmark: Benchmark) -> None:
     for name, row in runs.drop_duplicates("prompt").set_index("prompt").iterrows():
         if not pd.isna(row.eos_at) and row.eos_at < half:
             print(f"{name}: the text ends at token {row.eos_at}, before half of the run; what follows is past its end")
-    print(f"Files are in {benchmark.folder}; next: python analysis_deep.py")
+    print(f"Files are in {benchmark.folder}; next: {cli.next_command(results.PHASE2, benchmark.args)}")
 
 
 def _print_engine(engine: str, summary: pd.DataFrame) -> None:

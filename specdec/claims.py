@@ -13,6 +13,8 @@ USEFUL_GAMMAS = (3, 8)  # the document's range
 LOW_AGREEMENT = 0.40  # below it, the document says, ...
 LOW_SPEEDUP = 1.1  # ... the speedup is below this
 SELF_SPEEDUP = (1.5, 2.0)  # of self-speculation, the document says
+SHORT_OUTPUT = 50  # tokens; below it, the document says, overhead dominates
+LEAST_BATCH = 8  # the smallest of the document's range
 USEFUL_TEMPERATURES = (0.3, 0.8)  # the document's range
 
 
@@ -66,7 +68,7 @@ def check_claims(strategies: pd.DataFrame, compressed: pd.DataFrame) -> pd.DataF
         ("gamma = min(gamma_max, floor(1 / (1 - agreement)))", "adaptive formula", lambda: _adaptive(table)),
         ("self-speculation gives 1.5 to 2x without an extra model", "pattern 3", lambda: _self_speculation(table)),
         ("a lower temperature agrees more; 0.3 to 0.8 is useful", "tuning table", lambda: _temperature(table)),
-        ("outputs under 50 tokens: overhead dominates", "when not to use", lambda: _short(table)),
+        ("outputs under 50 tokens: overhead dominates", "when not to use", lambda: _short(table, strategies)),
         ("agreement under 40 %: speedup below 1.1", "when not to use", lambda: _low_agreement(strategies)),
         ("int8 and int4 make the cache 4 to 8 times smaller", "cache compression", lambda: _quantised(compressed)),
         ("a compressed cache does not help where memory bounds", "when not to use", lambda: _faster(compressed)),
@@ -138,11 +140,13 @@ def _temperature(table: pd.DataFrame) -> Verdict:
     return Verdict(measured, UNCLEAR if abs(difference) < MARGIN else HOLDS if difference > 0 else FAILS)
 
 
-def _short(table: pd.DataFrame) -> Verdict:
+def _short(table: pd.DataFrame, strategies: pd.DataFrame) -> Verdict:
     short, long = _row(table, "short output"), _row(table, "fixed gamma 4")
     if short is None or long is None:
         return _missing("short output")
     measured = f"speedup {short.speedup:.2f} for short outputs, {long.speedup:.2f} for the run's length, at gamma 4"
+    if not _lengths(strategies, "short output").max() < SHORT_OUTPUT <= _lengths(strategies, "fixed gamma 4").min():
+        return Verdict(f"{measured}; not both below and above {SHORT_OUTPUT} tokens in this run", NOT_TESTED)
     lower = short.speedup < long.speedup - MARGIN
     return Verdict(measured, HOLDS if lower and short.speedup < 1 else UNCLEAR if lower else FAILS)
 
@@ -210,9 +214,15 @@ def _tree(table: pd.DataFrame) -> Verdict:
     return Verdict(measured, HOLDS if tree.tokens_per_step > deep.tokens_per_step else FAILS)
 
 
+def _lengths(strategies: pd.DataFrame, prefix: str) -> pd.Series:
+    return strategies[strategies.strategy.str.startswith(prefix)].new_tokens
+
+
 def _batch(table: pd.DataFrame) -> Verdict:
     best, alone = _row(table, "batch of"), best_fixed(table)
     if best is None or alone is None:
         return _missing("batch")
     measured = f"{best.name[0]}: {best.speedup:.2f} times plain decoding one by one; alone at best {alone.speedup:.2f}"
+    if int(best.name[0].split(",")[0].split()[-1]) < LEAST_BATCH:
+        return Verdict(measured, NOT_TESTED)
     return Verdict(measured, HOLDS if best.speedup > alone.speedup else FAILS)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from specdec.errors import InputError, MeasurementError
@@ -134,6 +136,7 @@ def parse(
 ) -> argparse.Namespace:
     """Return the value of each constant named in ``flags``: its flag's, else ``quick``'s under --quick, else its own.
 
+    Plots go below a --results-dir that is given, unless --plots-dir is too.
     Raises InputError for a flag that is unknown or whose value is not allowed; --help prints and exits.
     """
     parser = _Parser(description=description, allow_abbrev=False)
@@ -145,10 +148,23 @@ def parse(
     if resumable:
         parser.add_argument("--resume", action="store_true", help="go on with an interrupted run in the same folder")
     args = parser.parse_args(argv)
+    if "PLOTS_DIR" in flags and args.results_dir is not None and args.plots_dir is None:
+        args.plots_dir = str(Path(args.results_dir) / "plots")  # never into another run's plots
     for name in flags:
         if getattr(args, name.lower()) is None:
             setattr(args, name.lower(), quick[name] if args.quick and name in quick else constants[name])
     return args
+
+
+def next_command(script: str, args: argparse.Namespace) -> str:
+    """Return the command for the next script on the same folders."""
+    parts = ["python", script, *(["--quick"] if args.quick else [])]
+    usual = {"results", "results/quick", "results/published"}  # where scripts look by themselves
+    if args.results_dir not in usual:
+        parts += ["--results-dir", args.results_dir]
+        if Path(args.plots_dir) != Path(args.results_dir) / "plots":
+            parts += ["--plots-dir", args.plots_dir]
+    return shlex.join(parts)
 
 
 def _flag_of(name: str) -> str:

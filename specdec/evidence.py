@@ -208,6 +208,7 @@ def _label(folder: Path, manifest: Mapping) -> str:
     draft, target = (_model_entry(folder, manifest, role) for role in ROLES)
     device = (manifest.get("device") or {}).get("name", target.get("device", "an unknown device"))
     name = manifest["pair"].get("name", "unnamed")
+    name += " (embedded and small, not a run of the study)" if name == "tiny" else ""
     return f"pair {name}: draft {draft['name']}, target {target['name']}, {target.get('dtype', '')}, on {device}"
 
 

@@ -79,7 +79,7 @@ def new_figure(
     FigureCanvasAgg(figure)
     source = wrapped(source, size[0], SOURCE_POINTS)
     foot = (source.count("\n") + 2) * SOURCE_LINE_INCHES / size[1]
-    figure.get_layout_engine().set(rect=(0.01, foot, 0.98, 0.99 - foot))
+    figure.get_layout_engine().set(rect=(0.01, foot, 0.98, 0.98 - foot))
     axes = figure.subplots(1, panels, squeeze=False, sharey=share_y)[0]
     title = wrapped(title, size[0], TITLE_POINTS)
     figure.suptitle(title, fontsize=TITLE_POINTS, fontweight="bold", x=0.02, ha="left")

@@ -20,6 +20,7 @@ from specdec import theory
 from specdec.errors import InputError
 
 NOISY_SPREAD = 0.10  # spread / median of repeats above which a timing is called noisy
+IMPOSSIBLE = 1.15  # decode speedup / tokens per step: a step takes about one target forward at least
 FEW_REPEATS = 5  # with fewer, the spread is the range; from here on the interquartile range
 FORMULA_STARTS = "=+-@\t\r"  # a spreadsheet would take text that begins so for a formula
 PANDAS_DTYPES = {"text": "string", "integer": "Int64", "number": "float64", "flag": "boolean"}
@@ -302,7 +303,7 @@ def _summary_row(runs: pd.DataFrame) -> dict[str, Any]:
     alpha = accepted / (accepted + rejections) if accepted + rejections else math.nan
     steps = int(runs.steps.sum())
     timings = [runs.baseline_time_s, runs.draft_time_s, runs.speculative_time_s]
-    return {
+    row = {
         **{name: first[name] for name in ("prompt", "category", "gamma", "engine", "prompt_tokens", "new_tokens")},
         "repeats": len(runs),
         **{name: runs[name].median() for name in ("baseline_time_s", "draft_time_s", "speculative_time_s")},
@@ -320,8 +321,12 @@ def _summary_row(runs: pd.DataFrame) -> dict[str, Any]:
         "near_tie": bool(runs.near_tie.any()),
         "first_mismatch": runs.first_mismatch.min(),
         "eos_at": first.eos_at,
-        "noisy": any(is_noisy(times) for times in timings) if len(runs) > 1 else None,
+        "noisy": None,
     }
+    impossible = row["decode_speedup"] > IMPOSSIBLE * row["tokens_per_step"]
+    if impossible or len(runs) > 1:
+        row["noisy"] = bool(impossible) or any(is_noisy(times) for times in timings)
+    return row
 
 
 def _ratio(above: pd.Series, below: pd.Series) -> pd.Series:

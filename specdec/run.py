@@ -114,15 +114,15 @@ def drop_torn_line(path: Path) -> None:
             path.unlink()
 
 
-def move_to_previous(folder: Path, names: Sequence[str]) -> None:
-    """Move the files of an earlier run out of the way of a new one, the first of ``names`` first.
+def move_to_previous(folder: Path, names: Sequence[str]) -> int:
+    """Move the files of an earlier run out of the way of a new one, the first of ``names`` first; returns how many.
 
     Where that one is there, what ``previous`` holds of the run before goes, so that no two runs lie mixed; after a cut
     move it is not, and the rest joins what was moved.
     """
     present = [folder / name for name in names if (folder / name).exists()]
     if not present:
-        return
+        return 0
     previous = folder / PREVIOUS
     previous.mkdir(exist_ok=True)
     if (folder / names[0]).exists():
@@ -130,6 +130,7 @@ def move_to_previous(folder: Path, names: Sequence[str]) -> None:
             (previous / name).unlink(missing_ok=True)
     for path in present:
         os.replace(path, previous / path.name)
+    return len(present)
 
 
 class Manifest:
@@ -181,7 +182,10 @@ def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[st
     name = f"manifest_{phase}.json"
     earlier = read_manifest(folder, phase) if resume else None
     if earlier is None:
-        move_to_previous(folder, [name, *files])
+        if resume:
+            print(f"nothing to go on with in {folder}: a new run begins")
+        if moved := move_to_previous(folder, [name, *files]):
+            print(f"{moved} files of the earlier run are now in {folder / PREVIOUS}")
     else:
         changed = differences(earlier, {"pair": entries["pair"]})
         if earlier.get("device"):

@@ -87,7 +87,18 @@ def test_temperature(warm, found):
     [(1.2, 0.9, "holds here"), (0.95, 0.8, "unclear here"), (1.0, 1.0, "does not hold here")],
 )
 def test_short_outputs(short, long, found):
-    assert verdict("under 50 tokens", row("short output, gamma 4", short), row("fixed gamma 4", long)) == found
+    rows = row("short output, gamma 4", short, new_tokens=16), row("fixed gamma 4", long, new_tokens=64)
+    assert verdict("under 50 tokens", *rows) == found
+
+
+@pytest.mark.parametrize("lengths", [(16, 24), (64, 128)])
+def test_short_outputs_are_not_tested_by_lengths_on_one_side_of_fifty(lengths):
+    short, long = (row(name, 1.2, new_tokens=n) for name, n in zip(("short output, gamma 4", "fixed gamma 4"), lengths))
+    assert verdict("under 50 tokens", short, long) == "not tested here"
+
+
+def test_a_batch_below_the_documents_range_tests_nothing():
+    assert verdict("a batch", row("batch of 2, gamma 0", 0.2, "all"), row("fixed gamma 2", 0.8)) == "not tested here"
 
 
 def test_low_agreement():

@@ -46,6 +46,30 @@ def test_what_a_flag_can_not_take_is_refused_with_what_it_can(argv, message):
         parse(*argv)
 
 
+FOLDERS = {"RESULTS_DIR": "results", "PLOTS_DIR": "plots"}
+QUICK_FOLDERS = {"RESULTS_DIR": "results/quick", "PLOTS_DIR": "plots/quick"}
+
+
+def folders(*argv):
+    return cli.parse(list(argv), "description", cli.FOLDER_FLAGS, FOLDERS, QUICK_FOLDERS)
+
+
+@pytest.mark.parametrize(
+    "argv, plots, command",
+    [
+        ([], "plots", "python next.py"),
+        (["--quick"], "plots/quick", "python next.py --quick"),
+        (["--results-dir", "my runs"], "my runs/plots", "python next.py --results-dir 'my runs'"),
+        (["--quick", "--results-dir", "a"], "a/plots", "python next.py --quick --results-dir a"),
+        (["--results-dir", "a", "--plots-dir", "b"], "b", "python next.py --results-dir a --plots-dir b"),
+    ],
+)
+def test_plots_follow_the_results_and_the_next_command_names_both(argv, plots, command):
+    args = folders(*argv)
+    assert args.plots_dir == plots
+    assert cli.next_command("next.py", args) == command
+
+
 def test_resume_is_a_flag_only_where_a_run_can_go_on():
     assert parse("--resume", resumable=True).resume is True
     assert parse(resumable=True).resume is False

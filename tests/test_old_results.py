@@ -193,13 +193,14 @@ def test_tables_of_another_run_than_the_manifests_are_refused_unless_allowed(tmp
 
 
 @pytest.mark.parametrize("change", [{"pair": {"name": "another"}}, {"device": {"name": "another machine"}}])
-def test_phase_three_predicts_nothing_from_another_pairs_or_machines_run(done, capsys, change):
+def test_phase_three_refuses_a_folder_with_another_pairs_or_machines_run(done, capsys, change):
     edit_manifest(done, "phase1", **change)
-    assert made_up.run("phase3", done, quiet) == 0
-    shown = capsys.readouterr().out
-    assert "No predictions: the Phase 1 run in" in shown
-    assert "another" in shown
-    assert "run both phases with the same flags, or choose another --results-dir" in " ".join(shown.split())
+    before = {path: path.read_bytes() for path in done.iterdir() if path.is_file()}
+    assert made_up.run("phase3", done, quiet) == 2
+    error = error_of(capsys)
+    assert "another" in error
+    assert "give this phase the same flags, or choose another --results-dir" in error
+    assert before == {path: path.read_bytes() for path in done.iterdir() if path.is_file()}
 
 
 def test_phase_three_lists_other_constants_that_differ(done, capsys):

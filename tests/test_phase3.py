@@ -205,16 +205,16 @@ def test_random_weights_run_the_timing_sections_and_say_why_others_are_skipped(t
     }
 
 
-def test_predictions_from_another_pairs_run_are_refused(profiled, pair_folders, tmp_path, capsys):
+def test_a_folder_with_another_pairs_run_is_refused(profiled, pair_folders, tmp_path, capsys):
     for name in ("manifest_phase1.json", results.RUNS.file):
         (tmp_path / name).write_text((profiled / name).read_text())
     draft, target = pair_folders
     flags = ["--draft", str(draft), "--target", str(target), *SMALL, "--sections", "2", "--results-dir", str(tmp_path)]
-    assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 0
-    shown = capsys.readouterr().out
+    assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 2
+    shown = capsys.readouterr().err
     assert "is of another pair, device or dtype" in shown
     assert "tiny" in shown
-    assert not (tmp_path / results.PREDICTIONS.file).exists()
+    assert not (tmp_path / results.BY_POSITION.file).exists()
 
 
 @pytest.mark.parametrize(

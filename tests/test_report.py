@@ -65,6 +65,12 @@ def text(folder):
     return (folder / "report.md").read_text(encoding="utf-8")
 
 
+def text_of(folder):
+    """Make the report and return it."""
+    assert report(folder) == 0
+    return text(folder)
+
+
 def remove(folder, phase):
     for name in [*PHASE_FILES[phase], f"manifest_{phase}.json"]:
         (folder / name).unlink()
@@ -121,6 +127,39 @@ def test_one_engine_and_one_repeat_make_a_report(tmp_path, monkeypatch):
     assert report(tmp_path) == 0
     assert "one repeat, so no spread is known" in text(tmp_path)
     assert "published`, 0 of" not in text(tmp_path)
+
+
+def test_one_repeat_is_not_called_certain(tmp_path, monkeypatch):
+    draw_alone(monkeypatch, ())
+    write_everything(tmp_path, Synthetic(repeats=1))
+    assert report(tmp_path) == 0
+    assert ", by one repeat and so not certain: with the fast engine" in text(tmp_path)
+    assert "One repeat: not certain" in text(tmp_path)
+
+
+def test_a_model_that_contradicts_the_measured_speedup_is_said_so(folder):
+    assert "a timing was disturbed" not in text_of(folder)
+    for table in results.SUMMARIES.values():
+        rows = results.read_table(folder, table)
+        results.write_table(folder, table, rows.assign(speedup=0.6, speedup_low=0.5, speedup_high=0.7))
+    assert "give 1." in text_of(folder)
+    assert "a timing was disturbed" in text_of(folder)
+
+
+def test_an_engine_whose_rows_are_mostly_noisy_is_named(folder):
+    assert "rows are noisy" not in text_of(folder)
+    rows = results.read_table(folder, results.SUMMARIES["fast"])
+    results.write_table(folder, results.SUMMARIES["fast"], rows.assign(noisy=True))
+    assert f"Of engine `fast` {len(rows)} of {len(rows)} rows are noisy" in text_of(folder)
+
+
+def test_missing_sections_name_the_flags_of_the_run(folder):
+    (folder / results.STRATEGIES.file).unlink()
+    entries = json.loads((folder / "manifest_phase3.json").read_text())
+    command = ["phase3_profiling.py", "--quick", "--sections", "3", "--temperatures", "0,1"]
+    (folder / "manifest_phase3.json").write_text(json.dumps(entries | {"command": command}))
+    shown = text_of(folder)
+    assert "run it with --sections 5 --resume, and the flags it had: --quick --temperatures 0,1." in shown
 
 
 def test_a_run_without_any_gain_says_no(tmp_path, monkeypatch):

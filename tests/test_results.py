@@ -113,6 +113,16 @@ def test_one_repeat_has_no_spread(tmp_path):
     assert row["noisy"] is None
 
 
+@pytest.mark.parametrize("decode_speedup, noisy", [(3.0, None), (3.4, None), (3.6, True)])
+def test_a_speedup_beyond_the_tokens_of_a_step_is_noisy_even_with_one_repeat(tmp_path, decode_speedup, noisy):
+    prefill = run_row()["speculative_prefill_s"]
+    impossible = run_row(speculative_time_s=prefill + 9 / decode_speedup)
+    (row,) = results.summarise(write_runs(tmp_path, [impossible]), "published").to_dict("records")
+    assert row["tokens_per_step"] == 3.0
+    assert row["decode_speedup"] == pytest.approx(decode_speedup)
+    assert row["noisy"] is noisy
+
+
 def test_what_was_not_measured_is_absent_and_not_zero(tmp_path):
     nothing = run_row(gamma=0, proposed=0, accepted=0, rejections=0)
     fault = run_row(speculative_time_s=None, speculative_prefill_s=None, matches_baseline=False, first_mismatch=3)

@@ -30,6 +30,11 @@ class Advice:
     count: Helpful
     by_prompt: pd.DataFrame
 
+    @property
+    def certain(self) -> bool:
+        """Whether repeats show how far the timings spread."""
+        return self.count.surely is not None
+
 
 def advise(engine: str, rows: pd.DataFrame) -> Advice | None:
     """Return the advice from one engine's summary rows; None where no speedup was measured."""

@@ -10,6 +10,11 @@ from specdec.report import advice, causes
 from specdec.report.advice import Advice
 from specdec.report.material import Material, plot_line, table
 
+NEAR = 0.1  # speedups that differ by less do not contradict each other
+WORDS = (
+    "(Engine `published` works as the study did; `fast` is this suite's own, with the same tokens. *Step*: one pass of "
+    "the target and the guesses before it. *The model*: the full prediction below, from costs measured one by one.)"
+)
 TINY_NOTE = (
     "This is the small embedded pair: real and trained, but with a few million parameters. At that size a token's time "
     "is the cost of launching operations, not of reading weights. It shows that the suite works on this machine; it "
@@ -22,8 +27,9 @@ def headline(report: Material) -> str:
     if not report.advices:
         return "No speedup was measured yet"
     last = report.advices[-1]
+    verdict = last.verdict if last.certain else f"{last.verdict}, by one repeat and so not certain"
     return (
-        f"{last.verdict}: with the {last.engine} engine and gamma {last.gamma} for everything the mean speedup is "
+        f"{verdict}: with the {last.engine} engine and gamma {last.gamma} for everything the mean speedup is "
         f"{last.mean:.2f}, and {last.faster} of {last.prompts} prompts get faster"
     )
 
@@ -52,7 +58,8 @@ def the_answer(report: Material) -> list[str]:
     if not report.advices:
         return [*lines, "No speedup was measured: run `python speculative_decoding.py`."]
     lines += [f"**{headline(report)}.**", ""]
-    lines += [" ".join([*map(_engine_words, report.advices), *_because(report), _same_text(report)]), ""]
+    words = [*map(_engine_words, report.advices), *_because(report), _same_text(report)]
+    lines += [" ".join([*words, *_noise(report), *_disagreement(report)]), "", WORDS, ""]
     last = report.advices[-1]
     rows = [
         (row.prompt, row.category, advice.gamma_to_use(row), row.speedup, _span(row))
@@ -88,6 +95,29 @@ def _because(report: Material) -> list[str]:
             f"in place of {worst.speedup:.2f})."
         )
     return sentences
+
+
+def _noise(report: Material) -> list[str]:
+    """Say so where most rows of an engine are noisy."""
+    noisy = {engine: int((rows.noisy == True).sum()) for engine, rows in report.collection.summaries.items()}  # noqa: E712
+    return [
+        f"Of engine `{engine}` {count} of {len(report.collection.summaries[engine])} rows are noisy: an idle machine "
+        "would tell more."
+        for engine, count in noisy.items()
+        if count > len(report.collection.summaries[engine]) / 2
+    ]
+
+
+def _disagreement(report: Material) -> list[str]:
+    """Say so where what was measured and the model from Phase 3's costs fall on different sides of 1."""
+    one = report.advices[-1]
+    own = report.causes[(report.causes.engine == one.engine) & (report.causes.gamma == one.gamma)]
+    if own.empty or (own.speedup.iloc[0] > 1) == (one.mean > 1) or abs(own.speedup.iloc[0] - one.mean) < NEAR:
+        return []
+    return [
+        f"But the costs that Phase 3 measured give {own.speedup.iloc[0]:.2f} for the same setting: a timing was "
+        "disturbed, or the run is too small. Run both again on an idle machine before you rely on this."
+    ]
 
 
 def _same_text(report: Material) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,7 +95,7 @@ def collect(folder: Path, allow_mixed: bool = False) -> Collection:
     tables = _stored(folder, PHASE2_TABLES) if _belongs(manifests, notes) else {}
     if "phase3" in manifests:
         tables |= _stored(folder, [table for made in SECTIONS.values() for table in made] + [results.CLAIMS])
-        missing += _missing_sections(tables)
+        missing += _missing_sections(tables, manifests["phase3"])
     return Collection(_label(folder, manifests), facts, runs, manifests, tables, tuple(notes), tuple(missing))
 
 
@@ -153,9 +153,21 @@ def _belongs(manifests: Mapping[str, Mapping], notes: list[str]) -> bool:
     return True
 
 
-def _missing_sections(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def _missing_sections(tables: Mapping[str, pd.DataFrame], manifest: Mapping) -> list[str]:
     absent = [n for n, made in SECTIONS.items() if any(table.file not in tables for table in made)]
     if not absent:
         return []
     listed = ",".join(map(str, absent))
-    return [f"{results.PHASE3} has no section {listed}: run it with --sections {listed} --resume."]
+    flags = _flags_without_sections(manifest.get("command") or [])
+    before = f", and the flags it had: {' '.join(flags)}" if flags else ""
+    return [f"{results.PHASE3} has no section {listed}: run it with --sections {listed} --resume{before}."]
+
+
+def _flags_without_sections(command: Sequence[str]) -> list[str]:
+    """Return the flags of a stored command but for those that say what to run; folders stand in it by name alone."""
+    flags, skip = [], False
+    for part in command[1:]:
+        if part not in ("--sections", "--resume") and not skip:
+            flags.append(part)
+        skip = part == "--sections"
+    return flags

@@ -32,19 +32,19 @@ def _outcome(collection: Collection, study: Study) -> list[dict]:
     counts = {engine: findings.count_helpful(rows) for engine, rows in collection.summaries.items()}
     counts = {engine: count for engine, count in counts.items() if count is not None}
     qualities = {
-        engine: findings.prediction_quality(rows, "predicted_speedup", "speedup")
-        for engine, rows in collection.summaries.items()
+        engine: findings.prediction_quality(rows, "predicted_speedup") for engine, rows in collection.summaries.items()
     }
     qualities = {engine: quality for engine, quality in qualities.items() if quality is not None}
     correlations = {e: math.nan if q.correlation is None else q.correlation for e, q in qualities.items()}
     errors = {engine: quality.mean_absolute_error for engine, quality in qualities.items()}
+    by_rate = "prediction from a row's own acceptance rate"
     return [
         _row("configurations", study.summary_value("configurations"), {e: c.total for e, c in counts.items()}),
         _row("helpful configurations", study.summary_value("helpful"), {e: c.helpful for e, c in counts.items()}),
         _row("best speedup", study.summary_value("best_speedup"), {e: c.best for e, c in counts.items()}),
         _row("mean speedup", study.summary_value("mean_speedup"), {e: c.mean for e, c in counts.items()}),
-        _row("prediction by acceptance rate: correlation", study.summary_value("prediction_correlation"), correlations),
-        _row("prediction by acceptance rate: mean absolute error", study.summary_value("prediction_mae"), errors),
+        _row(f"{by_rate}: correlation", study.summary_value("prediction_correlation"), correlations),
+        _row(f"{by_rate}: mean absolute error", study.summary_value("prediction_mae"), errors),
     ]
 
 

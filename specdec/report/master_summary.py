@@ -92,7 +92,7 @@ def _cost_ratios(axes: Axes, collection: Collection) -> str:
                 min(least), color=VERMILION, linestyle="--", label=f"needed at alpha {facts.alpha:.2f}, no overhead"
             )
             axes.legend(frameon=False, loc="upper left")
-    axes.set_ylabel("cost ratio c = T_target / T_draft")
+    axes.set_ylabel("cost ratio c = T_target / T_draft", labelpad=10)
     axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the legend
     listed = " and ".join(f"{ratio:.2f} ({engine})" for engine, ratio in facts.cost_ratios.items())
     return f"Cost ratio c: {listed}; reading weights alone would give {by_bytes:.2f}"

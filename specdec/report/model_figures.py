@@ -34,6 +34,8 @@ def plot_corrected_model(predictions: pd.DataFrame, label: str) -> Figure:
     engines = list(predictions.engine.unique())
     title = "; ".join(_errors(engine, predictions[predictions.engine == engine]) for engine in engines)
     source = f"{label}. Means over prompts; bars: lowest to highest prompt measured. Error: mean absolute, all rows."
+    if predictions.corrected.isna().all():
+        source += " Corrected and full need Phase 3's sections 1 and 4."
     with rc_context(STYLE):
         figure, panels = figures.new_figure(title, source, panels=len(engines), size=figures.WITH_LEGEND)
         for axes, engine in zip(panels, engines, strict=True):
@@ -56,9 +58,11 @@ def plot_corrected_model(predictions: pd.DataFrame, label: str) -> Figure:
 
 def _errors(engine: str, rows: pd.DataFrame) -> str:
     found = {column: findings.prediction_quality(rows, column, "measured") for column in MODELS}
-    named = {"leviathan_alpha": "Leviathan", "corrected": "corrected", "full": "full"}
-    listed = [f"{name} {found[column].mean_absolute_error:.2f}" for column, name in named.items() if found[column]]
-    return f"{engine}: error of " + ", ".join(listed) if listed else f"{engine}: nothing predicted"
+    named = {"leviathan_alpha": "Leviathan's", "corrected": "corrected", "full": "full"}
+    listed = [f"{found[column].mean_absolute_error:.2f} ({name})" for column, name in named.items() if found[column]]
+    if not listed:
+        return f"Engine {engine}: nothing predicted"
+    return f"Engine {engine}: predictions are off by " + ", ".join(listed)
 
 
 def plot_regime_map_final(collection: Collection) -> Figure:
@@ -73,8 +77,10 @@ def plot_regime_map_final(collection: Collection) -> Figure:
     best = theory.leviathan_speedup(alphas[:, None, None], gammas, ratios[None, :, None]).max(axis=2)
     source = (
         f"{collection.label}. Colour: the best of gamma {', '.join(map(str, gammas))} by Leviathan's formula; solid "
-        "line: it reaches 1. Dashed: with this run's wider forwards, sync and host work."
+        "line: it reaches 1."
     )
+    if collection.step_costs:
+        source += " Dashed: with this run's wider forwards, sync and host work."
     with rc_context(STYLE):
         figure, [axes] = figures.new_figure(_map_title(collection), source, size=figures.WITH_LEGEND)
         mesh = axes.pcolormesh(ratios, alphas, best, cmap=DIVERGING, norm=TwoSlopeNorm(1.0, 0.2, 3.0), rasterized=True)

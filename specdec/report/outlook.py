@@ -110,7 +110,8 @@ def _same_size(report: Material) -> str:
         "prompts faster"
         for one in report.advices
     ]
-    return "; ".join(parts) + f". {report.advices[-1].verdict}, on this machine"
+    last = report.advices[-1]
+    return "; ".join(parts) + (f". {last.verdict}, on this machine" if last.certain else ". One repeat: not certain")
 
 
 def _cpu_draft(report: Material) -> str:
@@ -134,6 +135,7 @@ def _large_target(report: Material) -> str:
 
 def _batched(report: Material) -> str:
     shapes = report.collection.rows(results.VERIFY_COST)
+    noisy = " (noisy)" if (shapes.spread > results.NOISY_SPREAD).any() else ""
     parts = []
     if len(shapes):
         by_batch = profile_findings.cost_by(shapes, "batch")
@@ -143,6 +145,7 @@ def _batched(report: Material) -> str:
                 parts.append(
                     f"`{engine}`: c {alone.cost_ratio:.2f} for one request, {together.cost_ratio:.2f} for "
                     f"{together.value:.0f} with both models batched, {together.target_alone:.2f} with the target alone"
+                    f"{noisy}"
                 )
     batches = claims.totals(report.collection.rows(results.STRATEGIES))
     batches = batches[[name.startswith("batch of") for name, _ in batches.index]] if len(batches) else batches

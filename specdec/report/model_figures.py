@@ -32,7 +32,10 @@ MAP_POINTS = 160  # on each axis of the continuous map
 def plot_corrected_model(predictions: pd.DataFrame, label: str) -> Figure:
     """Plot measured decode speedup per gamma beside what each model predicts, an engine a panel."""
     engines = list(predictions.engine.unique())
-    title = "; ".join(_errors(engine, predictions[predictions.engine == engine]) for engine in engines)
+    errors = [_errors(engine, predictions[predictions.engine == engine]) for engine in engines]
+    title = (
+        "Predictions are off by " + "; ".join(filter(None, errors)) if any(errors) else "Measured, nothing predicted"
+    )
     source = f"{label}. Means over prompts; bars: lowest to highest prompt measured. Error: mean absolute, all rows."
     if predictions.corrected.isna().all():
         source += " Corrected and full need Phase 3's sections 1 and 4."
@@ -60,9 +63,7 @@ def _errors(engine: str, rows: pd.DataFrame) -> str:
     found = {column: findings.prediction_quality(rows, column, "measured") for column in MODELS}
     named = {"leviathan_alpha": "Leviathan's", "corrected": "corrected", "full": "full"}
     listed = [f"{found[column].mean_absolute_error:.2f} ({name})" for column, name in named.items() if found[column]]
-    if not listed:
-        return f"Engine {engine}: nothing predicted"
-    return f"Engine {engine}: predictions are off by " + ", ".join(listed)
+    return ", ".join(listed) + f" for engine {engine}" if listed else ""
 
 
 def plot_regime_map_final(collection: Collection) -> Figure:

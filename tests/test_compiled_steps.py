@@ -25,7 +25,7 @@ def pair():
     """Two untrained models of which every forward of gamma 2 is compiled, beside their eager twins' tokens."""
     pair = SimpleNamespace(
         draft=make_model(layers=1, hidden=32, seed=1, positions=POSITIONS),
-        target=make_model(layers=2, hidden=32, seed=0, positions=POSITIONS),
+        target=make_model(layers=1, hidden=32, seed=0, positions=POSITIONS),
     )
     pair.outcome = prepare_fast_kernels(pair, "on", Wanted((2,), POSITIONS, 0), lambda line: None)
     return pair

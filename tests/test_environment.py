@@ -71,7 +71,7 @@ def test_phases_one_and_three_run_there_too_on_one_core_and_write_utf8(odd_folde
     prompt = {"prompt": "mine", "category": "own", "text": "größer als 数 \u2028 \U0001f600"}
     (odd_folder / "prompts ö.jsonl").write_text(json.dumps(prompt, ensure_ascii=False) + "\n", encoding="utf-8")
     flags = ["--draft", models["draft"], "--target", models["target"], "--prompt-file", odd_folder / "prompts ö.jsonl"]
-    flags += ["--gammas", "2", "--max-new-tokens", "6", "--results-dir", odd_folder / "r"]
+    flags += ["--gammas", "2", "--max-new-tokens", "6", "--engines", "fast", "--results-dir", odd_folder / "r"]
     flags += ["--plots-dir", odd_folder / "p"]
     one_core = ("taskset", "-c", "0") if shutil.which("taskset") else ()
     before = checkout()

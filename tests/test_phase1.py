@@ -13,7 +13,7 @@ import speculative_decoding
 from specdec import results, run, simulation
 from specdec.schedules import FixedGamma
 
-NEW_TOKENS = 16  # of the run on the embedded pair
+NEW_TOKENS = 12  # of the run on the embedded pair
 TABLES = (results.RUNS, results.STEPS, results.TRACE, *results.SUMMARIES.values())
 
 

@@ -99,13 +99,14 @@ def _because(report: Material) -> list[str]:
 
 def _noise(report: Material) -> list[str]:
     """Say so where most rows of an engine are noisy."""
-    noisy = {engine: int((rows.noisy == True).sum()) for engine, rows in report.collection.summaries.items()}  # noqa: E712
-    return [
-        f"Of engine `{engine}` {count} of {len(report.collection.summaries[engine])} rows are noisy: an idle machine "
-        "would tell more."
-        for engine, count in noisy.items()
-        if count > len(report.collection.summaries[engine]) / 2
-    ]
+    sentences = []
+    for engine, rows in report.collection.summaries.items():
+        count = int(rows.noisy.fillna(False).astype(bool).sum())
+        if count > len(rows) / 2:
+            sentences.append(
+                f"Of engine `{engine}` {count} of {len(rows)} rows are noisy: an idle machine would tell more."
+            )
+    return sentences
 
 
 def _disagreement(report: Material) -> list[str]:

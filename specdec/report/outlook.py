@@ -11,60 +11,63 @@ from specdec.report.material import Material, cell, plot_line, table
 
 def techniques(report: Material) -> list[str]:
     """Return what the second document's techniques bring, and its claims."""
-    rows, compressed = report.collection.rows(results.STRATEGIES), report.collection.rows(results.KV_COMPRESSION)
-    claimed = report.collection.rows(results.CLAIMS)
-    lines = []
-    if len(rows):
-        totals = claims.totals(rows).sort_values("speedup", ascending=False)
-        lines += [
-            "All prompts together, engine `fast`, one run each (differences of a few percent are noise):",
-            "",
-            *table(
-                (
-                    "strategy",
-                    "T",
-                    "speedup",
-                    "faster on",
-                    "mean gamma",
-                    "alpha",
-                    "tokens a step",
-                    "tokens the target's own",
-                ),
-                [_strategy_cells(name, temperature, row) for (name, temperature), row in totals.iterrows()],
-            ),
-            "",
-            *plot_line(report, "strategies", "speedup by strategy"),
-        ]
-    if len(compressed):
-        lines += [
-            "Smaller key/value caches (they save memory; here they save no time):",
-            "",
-            *table(
-                ("in the", "technique", "bytes a token", "alpha", "tokens unchanged"),
-                [
-                    (
-                        row.where,
-                        row.technique,
-                        f"{row.bytes_per_token:.0f}",
-                        row.alpha,
-                        cell(row.tokens_equal_share, ".0%"),
-                    )
-                    for row in compressed.itertuples()
-                ],
-            ),
-            "",
-        ]
-    if len(claimed):
-        lines += [
-            "The second document's claims:",
-            "",
-            *table(
-                ("claim", "verdict", "measured"),
-                [(row.claim, row.verdict, row.measured) for row in claimed.itertuples()],
-            ),
-            "",
-        ]
+    lines = [*_strategies(report), *_smaller_caches(report), *_claims(report)]
     return ["## Other techniques", "", *lines] if lines else []
+
+
+def _strategies(report: Material) -> list[str]:
+    rows = report.collection.rows(results.STRATEGIES)
+    if rows.empty:
+        return []
+    totals = claims.totals(rows).sort_values("speedup", ascending=False)
+    columns = (
+        "strategy",
+        "T",
+        "speedup",
+        "faster on",
+        "mean gamma",
+        "alpha",
+        "tokens a step",
+        "tokens the target's own",
+    )
+    return [
+        "All prompts together, engine `fast`, one run each (differences of a few percent are noise):",
+        "",
+        *table(columns, [_strategy_cells(name, temperature, row) for (name, temperature), row in totals.iterrows()]),
+        "",
+        *plot_line(report, "strategies", "speedup by strategy"),
+    ]
+
+
+def _smaller_caches(report: Material) -> list[str]:
+    rows = report.collection.rows(results.KV_COMPRESSION)
+    if rows.empty:
+        return []
+    cells = [
+        (
+            row.where,
+            row.technique,
+            f"{row.bytes_per_token:.0f}",
+            row.alpha,
+            cell(row.tokens_equal_share, ".0%"),
+            row.time_s,
+        )
+        for row in rows.itertuples()
+    ]
+    return [
+        "Smaller key/value caches, at the same gamma:",
+        "",
+        *table(("in the", "technique", "bytes a token", "alpha", "tokens unchanged", "time (s)"), cells),
+        "",
+    ]
+
+
+def _claims(report: Material) -> list[str]:
+    rows = report.collection.rows(results.CLAIMS)
+    if rows.empty:
+        return []
+    cells = [(row.claim, row.verdict, row.measured) for row in rows.itertuples()]
+    return ["The second document's claims:", "", *table(("claim", "verdict", "measured"), cells), ""]
 
 
 def _strategy_cells(name: str, temperature: float, row: pd.Series) -> tuple:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -85,7 +86,7 @@ def _write(found: Collection, args: Namespace) -> Material:
     made = Material(found, study, beside, why, {}, args.note)
     files = plots.save_all(_plots(found, headline(made)), Path(args.plots_dir))
     relative = Path(os.path.relpath(args.plots_dir, folder)).as_posix()
-    made = Material(found, study, beside, why, {Path(f).stem: f"{relative}/{f}" for f in files}, args.note)
+    made = replace(made, plots={Path(file).stem: f"{relative}/{file}" for file in files})
     results.write_whole(folder / REPORT, document.write(made))
     return made
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -181,7 +180,7 @@ def _check_phase1(folder: Path, pair: Pair) -> None:
     with contextlib.suppress(InputError):
         phase1 = run.read_manifest(folder, "phase1")
     own = {"pair": pair.manifest_entry(), "device": devices.describe(pair.target.device)}
-    if phase1 and (changed := run.differences(_whose(phase1), _whose(own))):
+    if phase1 and (changed := run.differences(run.whose(phase1), run.whose(own))):
         raise InputError(
             f"the Phase 1 run in {folder} is of another pair, device or dtype ({changed[0]}); give this phase the same "
             "flags, or choose another --results-dir"
@@ -627,11 +626,6 @@ def _predict_from(profile: Profile, manifest: run.Manifest) -> None:
     print(f"\nPredictions against Phase 1's decode speedups, costs and acceptance from elsewhere; {profile.pair.label}")
     for line in profile_findings.show_predictions(rows):
         print(line)
-
-
-def _whose(entries: Mapping[str, Any]) -> dict:
-    """Return what two phases must have in common: the pair with its devices and dtype, and the machine."""
-    return {"pair": entries.get("pair"), **run.machine(entries)}
 
 
 def _check_claims(profile: Profile) -> None:

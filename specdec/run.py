@@ -223,6 +223,11 @@ def machine(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {"device": device.get("name"), "variant of the device": device.get("variant")}
 
 
+def whose(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two phases must have in common: the pair with its devices and dtype, and the machine."""
+    return {"pair": entries.get("pair"), **machine(entries)}
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return one phrase per constant that differs between two runs, values as JSON has them."""
     old, new = (json.loads(json.dumps(entries, default=str)) for entries in (old, new))

@@ -16,6 +16,7 @@ from synthetic_profile import write_everything, write_profile
 
 import final_report
 from specdec import plots, published, results, theory
+from specdec import run as runs
 from specdec.report import advice, causes, collection, comparison, master_summary, model_figures
 
 ROOT = Path(__file__).parents[1]
@@ -107,8 +108,8 @@ def test_any_phase_may_be_missing_and_is_named(absent, folder, capfd, monkeypatc
     assert report(folder) == 0
     shown = capfd.readouterr().out
     for phase in absent:
-        assert f"{collection.SCRIPTS[phase]} was not run" in text(folder)
-        assert f"left out: {collection.SCRIPTS[phase]} was not run" in shown
+        assert f"{runs.SCRIPTS[phase]} was not run" in text(folder)
+        assert f"left out: {runs.SCRIPTS[phase]} was not run" in shown
     assert (folder / "plots/master_summary.png").exists()
     assert "None" not in text(folder)
 

@@ -15,7 +15,6 @@ from specdec.errors import InputError
 from specdec.evidence import Evidence
 from specdec.results import Table
 
-SCRIPTS = {"phase1": results.PHASE1, "phase2": results.PHASE2, "phase3": results.PHASE3}
 PHASE2_TABLES = (results.SIMULATION, results.REGIME_MAP, results.BREAK_EVEN)
 SECTIONS = {  # of Phase 3, with what they make
     1: (results.BREAKDOWN,),
@@ -82,12 +81,12 @@ def collect(folder: Path, allow_mixed: bool = False) -> Collection:
     Raises InputError where there is nothing, where a file is damaged, and where the phases are of different pairs or
     devices, unless ``allow_mixed``.
     """
-    found = {phase: run.read_manifest(folder, phase) for phase in SCRIPTS}
+    found = {phase: run.read_manifest(folder, phase) for phase in run.SCRIPTS}
     manifests = {phase: manifest for phase, manifest in found.items() if manifest is not None}
     if not manifests:
         raise InputError(f"there is no run in {folder}; run python {results.PHASE1} first, or name its --results-dir")
     notes = _mixed(folder, manifests, allow_mixed) + _unfinished(manifests)
-    missing = [f"{script} was not run." for phase, script in SCRIPTS.items() if phase not in manifests]
+    missing = [f"{script} was not run." for phase, script in run.SCRIPTS.items() if phase not in manifests]
     facts, runs = None, pd.DataFrame(columns=list(results.RUNS.columns))
     if "phase1" in manifests and (folder / results.RUNS.file).exists():
         facts, runs = evidence.read_run(folder, allow_mixed), results.read_table(folder, results.RUNS)
@@ -116,8 +115,7 @@ def _mixed(folder: Path, manifests: Mapping[str, Mapping], allowed: bool) -> lis
     if not {"phase1", "phase3"} <= set(manifests):
         return []
     first, third = manifests["phase1"], manifests["phase3"]
-    described = [(entry.get("pair"), run.machine(entry)) for entry in (first, third)]
-    if described[0] != described[1]:
+    if run.whose(first) != run.whose(third):
         labels = [evidence.label(folder, entry) for entry in (first, third)]
         problem = f"Phase 1 in {folder} is of {labels[0]}; Phase 3 of {labels[1]}"
         if labels[0] == labels[1]:
@@ -136,7 +134,8 @@ def _mixed(folder: Path, manifests: Mapping[str, Mapping], allowed: bool) -> lis
 
 def _unfinished(manifests: Mapping[str, Mapping]) -> list[str]:
     return [
-        f"{SCRIPTS[phase]} was not finished: what follows rests on the part that is there; it goes on with --resume."
+        f"{run.SCRIPTS[phase]} was not finished: what follows rests on the part that is there; it goes on with "
+        "--resume."
         for phase, manifest in manifests.items()
         if manifest.get("status") != "complete"
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -26,7 +27,7 @@ class Material:
     plots: Mapping[str, str]
     note: str
 
-    @property
+    @cached_property
     def advices(self) -> list[Advice]:
         """Each engine's advice, the engine that ran last at the end: the one to use."""
         found = [advice.advise(engine, rows) for engine, rows in self.collection.summaries.items()]

@@ -223,13 +223,7 @@ def what_would_pay(report: Material) -> list[str]:
     for gamma in facts.gammas:
         ideal = theory.break_even_cost_ratio(facts.alpha, gamma)
         with_costs = [_needed(report.collection, engine, gamma) for engine in report.collection.summaries]
-        shown.append(
-            (
-                gamma,
-                ideal,
-                *(f"none up to {causes.LARGEST_COST_RATIO:.0f}" if ratio is None else ratio for ratio in with_costs),
-            )
-        )
+        shown.append((gamma, ideal, *with_costs))
     measured = ", ".join(f"{ratio:.2f} (`{engine}`)" for engine, ratio in facts.cost_ratios.items())
     lines += [
         f"The smallest c = T_target / T_draft that pays at these prompts' alphas (mean {facts.alpha:.2f}); measured "

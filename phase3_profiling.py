@@ -298,10 +298,10 @@ def section1_time_breakdown(profile: Profile) -> None:
 
 
 def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
-    """Return the phases of STEPS full steps, over as many prompts as it takes; the first run only warms up."""
+    """Return the phases of STEPS full steps, over as many prompts as it takes; one full step before warms up."""
     catch_up_ms = _catch_up_ms(profile, engine) if gamma else 0.0
     names = list(profile.inputs)
-    _speculate(profile, engine, gamma, names[0], PhaseClock())
+    _speculate(profile, engine, gamma, names[0], PhaseClock(), new_tokens=gamma + 2)
     rows: list[dict] = []
     for attempt in range(profile.args.steps * len(names)):  # each run gives at least one step
         name = names[attempt % len(names)]
@@ -313,9 +313,17 @@ def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
     return rows
 
 
-def _speculate(profile: Profile, engine: str, gamma: int, name: str, clock: PhaseClock | None = None) -> Generation:
-    """Run one prompt greedily, split into phases if a clock is given."""
-    pair, tokens = profile.pair, profile.args.max_new_tokens
+def _speculate(
+    profile: Profile,
+    engine: str,
+    gamma: int,
+    name: str,
+    clock: PhaseClock | None = None,
+    new_tokens: int | None = None,
+) -> Generation:
+    """Run one prompt greedily, split into phases if a clock is given; ``new_tokens``: fewer than the run's."""
+    pair, most = profile.pair, profile.args.max_new_tokens
+    tokens = min(new_tokens or most, most)
     return speculative_generate(
         pair.draft, pair.target, profile.inputs[name], tokens, gamma, engine=engine, clock=clock
     )

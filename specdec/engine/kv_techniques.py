@@ -66,7 +66,8 @@ def measure(
     engine = replace(get_engine("fast"), new_cache=recorded)
     draft: torch.nn.Module | Draft = ModelDraft(pair.draft, engine if where == "draft" else get_engine("fast"))
     of_target: Engine | str = engine if where == "target" else "fast"
-    speculative_generate(draft, pair.target, inputs[0], len(texts[0]), GAMMA, engine=of_target)  # warms the shapes up
+    warm_tokens = min(GAMMA + 2, len(texts[0]))  # the prefill's and one full step's
+    speculative_generate(draft, pair.target, inputs[0], warm_tokens, GAMMA, engine=of_target)
     recorded.made.clear()
     runs = [
         speculative_generate(draft, pair.target, ids, len(text), GAMMA, engine=of_target)

@@ -155,7 +155,7 @@ def measure_all(pair: Pair, compared: Sequence[Strategy], task: Task) -> list[di
     Plain decoding is timed again for every RUNS_PER_BASELINE strategies. The first strategy runs over a few tokens
     before, so that the prompt's shapes are warm.
     """
-    _run(pair, replace(compared[0], new_tokens=WARM_TOKENS), task)
+    _run(pair, replace(compared[0], new_tokens=min(WARM_TOKENS, task.new_tokens)), task)
     rows, baseline, shared = [], None, None
     for place, strategy in enumerate(compared):
         asked = (strategy.temperature > 0, strategy.new_tokens)
@@ -213,7 +213,8 @@ def _counts(generation: Generation) -> dict:
 
 def measure_batch(pair: Pair, inputs: Sequence[torch.Tensor], new_tokens: int) -> list[dict]:
     """Return one row per gamma of BATCH_GAMMAS for all prompts as one batch, beside plain decoding one by one."""
-    speculative_generate_batch(pair.draft, pair.target, inputs, 4, max(BATCH_GAMMAS))  # warms the shapes up
+    warm_tokens = min(WARM_TOKENS, new_tokens)
+    speculative_generate_batch(pair.draft, pair.target, inputs, warm_tokens, max(BATCH_GAMMAS))
     alone = [speculative_generate(Draft(), pair.target, ids, new_tokens, 0, engine=ENGINE) for ids in inputs]
     rows = []
     for gamma in BATCH_GAMMAS:

@@ -283,10 +283,14 @@ def _ceilings(pair: Pair) -> dict:
 
 def section1_time_breakdown(profile: Profile) -> None:
     """Split full steps into phases, at gamma 0 (plain decoding) and at each gamma, for each engine."""
+    catch_up_ms = cache(partial(_catch_up_ms, profile))
     for engine in profile.args.engines:
         for gamma in (0, *profile.args.gammas):
             profile.unit(
-                results.BREAKDOWN, lambda e=engine, g=gamma: _breakdown(profile, e, g), engine=engine, gamma=gamma
+                results.BREAKDOWN,
+                lambda e=engine, g=gamma: _breakdown(profile, e, g, catch_up_ms(e) if g else 0.0),
+                engine=engine,
+                gamma=gamma,
             )
     _say(profile_findings.show_breakdown(results.stored_rows(profile.folder, results.BREAKDOWN)))
     for engine in profile.args.engines:
@@ -297,9 +301,8 @@ def section1_time_breakdown(profile: Profile) -> None:
         tqdm.write(f"  {engine}: time that the clock itself adds to a run: {shown}")
 
 
-def _breakdown(profile: Profile, engine: str, gamma: int) -> list[dict]:
+def _breakdown(profile: Profile, engine: str, gamma: int, catch_up_ms: float) -> list[dict]:
     """Return the phases of STEPS full steps, over as many prompts as it takes; one full step before warms up."""
-    catch_up_ms = _catch_up_ms(profile, engine) if gamma else 0.0
     names = list(profile.inputs)
     _speculate(profile, engine, gamma, names[0], PhaseClock(), new_tokens=gamma + 2)
     rows: list[dict] = []
@@ -347,6 +350,8 @@ def _full_steps(generation: Generation, gamma: int, catch_up_ms: float, engine: 
 
 def _catch_up_ms(profile: Profile, engine: str) -> float:
     """Return what a draft pass over two tokens takes longer than over one, which is what catching up adds."""
+    if get_engine(engine).reforward:
+        return 0.0
     repetitions = _repetitions(profile, ISOLATED_REPETITIONS)
     times = time_passes(profile.pair.draft, engine, (1, 2), repetitions)
     return max(float(np.median(times[2]) - np.median(times[1])), 0.0) * 1e3

@@ -11,10 +11,10 @@ from conftest import make_model
 import phase3_profiling
 import speculative_decoding
 from specdec import results, run
-from specdec.engine import drafting, exactness, sources, strategies
+from specdec.engine import drafting, exactness, isolation, sources, strategies
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.decoding import Generation, autoregressive_generate, speculative_generate
-from specdec.engine.isolation import WARM_UP_PASSES, Held, time_passes
+from specdec.engine.isolation import FEWEST_PASSES, WARM_UP_PASSES, Held, time_passes
 from specdec.engine.pair import encode
 from specdec.engine.verification import distribution
 from specdec.prompts import PROMPTS
@@ -305,3 +305,13 @@ def test_isolated_passes_have_the_shape_asked_for_and_start_from_the_same_cache(
     assert min(times[1] + times[3]) > 0
     assert seen[0] == (2, 10, 0)
     assert seen[1:] == [(2, 1, 10), (2, 3, 10)] * (4 + WARM_UP_PASSES), "in turn"
+
+
+def test_slow_passes_are_timed_less_often(target, monkeypatch):
+    monkeypatch.setattr(isolation, "LONGEST_WARM_UP", 0.0)
+    monkeypatch.setattr(isolation, "LONGEST", 0.0)
+    opened = []
+    monkeypatch.setattr(isolation, "_one_pass", lambda *_: opened.append(1) or 1.0)
+    times = time_passes(target, "published", (1, 3), repetitions=50)
+    assert [len(passes) for passes in times.values()] == [FEWEST_PASSES] * 2
+    assert len(opened) == 2 * (1 + FEWEST_PASSES), "one round before"

@@ -371,7 +371,10 @@ def _bound_words(draft: pd.Series, target: pd.Series) -> str:
     elif any(bound):
         verdict = f"only the {'draft' if bound[0] else 'target'} is bound by memory bandwidth"
     else:
-        verdict = "neither model is bound by memory bandwidth; the time goes into work per layer and launches"
+        verdict = (
+            "neither model is bound by memory bandwidth; the rest goes into other work of the layers, launches, or "
+            "kernels that read more slowly"
+        )
     return f"Reading the weights takes {parts}: {verdict}."
 
 

@@ -21,7 +21,7 @@ NEEDS = {
     "leviathan_alpha": "alpha and the cost ratio, of a run that proposed something",
     "corrected": "T_draft, T_target and sync time, which phase3_profiling.py measures",
     "full": "v(k), sync or catch-up and host time, which phase3_profiling.py measures",
-    "replay": "agreement_trace.csv, and v(k), sync or catch-up and host time, which phase3_profiling.py measures",
+    "replay": "what full needs, which phase3_profiling.py measures, beside agreement_trace.csv",
     "replay_free": "agreement_trace.csv and the cost ratio",
 }
 

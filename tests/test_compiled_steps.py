@@ -117,6 +117,14 @@ def test_compiled_logits_that_differ_are_refused(monkeypatch, prompt):
     assert not hasattr(model, "compiled_steps")
 
 
+def test_more_layers_take_longer_to_compile(monkeypatch):
+    monkeypatch.setattr(compiling, "_seconds_besides_products", lambda model: 0.02)
+    wanted = Wanted((4,), 60, forwards=1000)
+    small, large = (make_model(layers=layers, hidden=16, seed=1) for layers in (1, 8))
+    assert compiling._why_not(small, "auto", wanted, graphs=2) is None
+    assert "take about 50 s" in compiling._why_not(large, "auto", wanted, graphs=2)
+
+
 @pytest.mark.parametrize(
     "mode, saved_ms, compiled", [("off", 100.0, False), ("auto", 100.0, True), ("auto", 1.0, False), ("on", 0.0, True)]
 )

@@ -19,7 +19,7 @@ from specdec.engine.kv_cache import preallocated_cache
 from specdec.engine.pair import Pair
 
 CAPACITY_MULTIPLE = 64  # tokens; rounds up, so that requests of about one length share their graphs
-SECONDS_PER_GRAPH = 20.0  # compiling one cold; 8 to 28 s were seen on two CPU cores
+SECONDS_PER_GRAPH, SECONDS_PER_LAYER = 5.0, 2.5  # cold, two CPU cores: 8 to 28 s at 2 and 8 layers, 49 to 69 at 24
 TIMED_PASSES = 5  # to see what compiling can save; the median counts
 GRAPH_LIMIT = 64  # graphs per model kept by torch, whose own limit of 8 is made for accidental recompiling
 TOLERANCE = 1e-3  # largest difference to the eager logits, relative to the largest logit (float32)
@@ -64,7 +64,7 @@ def _why_not(model: nn.Module, mode: str, wanted: Wanted, graphs: int) -> str | 
     if model.device.type != "cpu":
         return "compiled steps are opt-in on a GPU (--compile on) until tests/gpu_check.py has passed on one"
     saved = wanted.forwards * _seconds_besides_products(model)
-    cost = graphs * SECONDS_PER_GRAPH
+    cost = graphs * (SECONDS_PER_GRAPH + model.config.num_hidden_layers * SECONDS_PER_LAYER)
     return None if saved > cost else f"it would save at most {saved:.0f} s here and take about {cost:.0f} s"
 
 

@@ -1,26 +1,24 @@
-"""The README's figures are those of the committed results."""
+"""The README's figures are those of the committed results, and these are whole."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from specdec import published, results
-from specdec.report import comparison, outlook
-from specdec.report.collection import Collection
+import final_report
+from specdec import plots, results, run
+from specdec.report import outlook
 
 ROOT = Path(__file__).parents[1]
+STUDY, STUDY_PLOTS = ROOT / "results" / "study", ROOT / "plots" / "study"
 COLUMNS = {"study, RTX 2070": "study", "this run, as published": "published", "this run, fast": "fast"}
 
 
 def committed():
-    """Return the comparison table of the committed study run, or of the published figures alone."""
-    folder = ROOT / "results" / "study"
-    if (folder / results.COMPARISON.file).exists():
-        return results.read_table(folder, results.COMPARISON)
-    nothing = Collection("", None, pd.DataFrame(columns=list(results.RUNS.columns)), {}, {}, (), ())
-    return comparison.compare_with_study(nothing, published.read_study())
+    """Return the comparison table of the committed study run."""
+    return results.read_table(STUDY, results.COMPARISON)
 
 
 def tables(text):
@@ -52,3 +50,31 @@ def test_the_readme_names_every_table_and_runs_the_scripts_in_order():
         assert file in text, file
     scripts = (results.PHASE1, results.PHASE2, results.PHASE3, results.REPORT)
     assert " && ".join(f"python {script}" for script in scripts) in text
+
+
+@pytest.mark.parametrize("engine", results.SUMMARIES)
+def test_the_committed_run_has_every_configuration_with_the_target_s_own_tokens(engine):
+    rows = results.read_table(STUDY, results.SUMMARIES[engine])
+    assert len(rows) == 32
+    assert (rows.repeats == 3).all()
+    assert (rows.matches_baseline | rows.near_tie).all()
+    assert rows.speedup.notna().all()
+
+
+@pytest.mark.parametrize("phase", ["phase1", "phase2"])  # Phase 3 is not committed yet
+def test_the_committed_phases_are_complete(phase):
+    assert run.read_manifest(STUDY, phase)["status"] == "complete"
+
+
+def test_the_committed_report_is_what_its_files_give(tmp_path, monkeypatch):
+    """Report, tables and list of plots; how each plot looks has tests of its own."""
+    monkeypatch.setattr(plots, "save_all", lambda drawn, folder: [f"{name}.png" for name in drawn])
+    folder = tmp_path / "results" / "study"
+    shutil.copytree(STUDY, folder)
+    note = run.read_manifest(STUDY, "report")["constants"]["note"]
+    folders = ["--results-dir", str(folder), "--plots-dir", str(tmp_path / "plots" / "study")]
+    assert final_report.main([*folders, "--note", note]) == 0
+    assert (folder / "report.md").read_text(encoding="utf-8") == (STUDY / "report.md").read_text(encoding="utf-8")
+    for table in (results.CAUSES, results.COMPARISON, results.PREDICTIONS):
+        pd.testing.assert_frame_equal(results.read_table(folder, table), results.read_table(STUDY, table), rtol=1e-6)
+    assert run.read_manifest(folder, "report")["plots"] == sorted(path.stem for path in STUDY_PLOTS.glob("*.png"))

@@ -103,7 +103,7 @@ def phase1(tell) -> dict:
 def phase3(tell) -> dict:
     """Return the names to put in place in Phase 3."""
 
-    def breakdown(profile, engine, gamma):
+    def breakdown(profile, engine, gamma, catch_up_ms):
         tell("measuring")
         milliseconds = {name: 0.5 for name, kind in results.BREAKDOWN.columns.items() if kind == "number"}
         counts = {"proposed": gamma, "accepted": gamma // 2, "prompt": PROMPTS[0]}
@@ -116,6 +116,7 @@ def phase3(tell) -> dict:
 
     return common(phase3_profiling, tell) | {
         "_breakdown": breakdown,
+        "_catch_up_ms": lambda profile, engine: 0.0,
         "_steps_by_position": by_position,
         "_instrumentation_cost": lambda *args: 0.0,
         "_wanted": lambda profile: None,

@@ -178,7 +178,7 @@ def test_resume_measures_only_what_is_missing(profiled, tmp_path, monkeypatch):
     monkeypatch.setattr(
         phase3_profiling,
         "_breakdown",
-        lambda profile, engine, gamma: measured.append((engine, gamma)) or original(profile, engine, gamma),
+        lambda profile, engine, gamma, ms: measured.append((engine, gamma)) or original(profile, engine, gamma, ms),
     )
     monkeypatch.setattr(phase3_profiling, "_isolated", lambda *args: pytest.fail("measured again"))
     monkeypatch.setattr(phase3_profiling, "_by_shape", lambda *args: pytest.fail("measured again"))

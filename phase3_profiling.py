@@ -36,7 +36,13 @@ from specdec.engine import device as devices
 from specdec.engine import kv_techniques, strategies
 from specdec.engine.acceptance import PairLogits, pair_logits, tried_positions
 from specdec.engine.compiling import Wanted, prepare_fast_kernels
-from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
+from specdec.engine.decoding import (
+    Generation,
+    autoregressive_generate,
+    check_request,
+    speculative_generate,
+    warm_up_tokens,
+)
 from specdec.engine.drafting import ModelDraft
 from specdec.engine.engines import get_engine
 from specdec.engine.isolation import Held, time_passes
@@ -304,12 +310,13 @@ def section1_time_breakdown(profile: Profile) -> None:
 def _breakdown(profile: Profile, engine: str, gamma: int, catch_up_ms: float) -> list[dict]:
     """Return the phases of STEPS full steps, over as many prompts as it takes; one full step before warms up."""
     names = list(profile.inputs)
-    _speculate(profile, engine, gamma, names[0], PhaseClock(), new_tokens=gamma + 2)
+    few = warm_up_tokens(gamma, profile.args.max_new_tokens)
+    _speculate(profile, engine, gamma, names[0], PhaseClock(), few)
     rows: list[dict] = []
     for attempt in range(profile.args.steps * len(names)):  # each run gives at least one step
         name = names[attempt % len(names)]
         generation = _speculate(profile, engine, gamma, name, PhaseClock())
-        for row in _full_steps(generation, gamma, catch_up_ms, engine):
+        for row in _full_steps(generation, gamma, catch_up_ms):
             rows.append({"step": len(rows), "prompt": name} | row)
             if len(rows) == profile.args.steps:
                 return rows
@@ -324,15 +331,14 @@ def _speculate(
     clock: PhaseClock | None = None,
     new_tokens: int | None = None,
 ) -> Generation:
-    """Run one prompt greedily, split into phases if a clock is given; ``new_tokens``: fewer than the run's."""
-    pair, most = profile.pair, profile.args.max_new_tokens
-    tokens = min(new_tokens or most, most)
+    """Run one prompt greedily, split into phases if a clock is given; ``new_tokens``: in place of the run's."""
+    pair, tokens = profile.pair, new_tokens or profile.args.max_new_tokens
     return speculative_generate(
         pair.draft, pair.target, profile.inputs[name], tokens, gamma, engine=engine, clock=clock
     )
 
 
-def _full_steps(generation: Generation, gamma: int, catch_up_ms: float, engine: str) -> list[dict]:
+def _full_steps(generation: Generation, gamma: int, catch_up_ms: float) -> list[dict]:
     """Return the phases, in ms, of the steps that proposed ``gamma`` tokens and were not the last."""
     rows, behind = [], False
     for seconds, proposed, accepted in zip(
@@ -344,12 +350,12 @@ def _full_steps(generation: Generation, gamma: int, catch_up_ms: float, engine: 
         row |= {"draft_ms": ms["draft"] - catch_up, "catchup_ms": catch_up}
         if proposed == gamma:
             rows.append(row | {"proposed": proposed, "accepted": accepted})
-        behind = engine == "fast" and accepted == proposed
+        behind = accepted == proposed
     return rows
 
 
 def _catch_up_ms(profile: Profile, engine: str) -> float:
-    """Return what a draft pass over two tokens takes longer than over one, which is what catching up adds."""
+    """Return what a draft pass over two tokens takes longer than over one, which catching up adds; 0 with a sync."""
     if get_engine(engine).reforward:
         return 0.0
     repetitions = _repetitions(profile, ISOLATED_REPETITIONS)

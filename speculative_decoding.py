@@ -25,7 +25,13 @@ from specdec import cli, findings, results, run
 from specdec.engine import device as devices
 from specdec.engine.acceptance import trace_agreement
 from specdec.engine.compiling import Wanted, prepare_fast_kernels
-from specdec.engine.decoding import Generation, autoregressive_generate, check_request, speculative_generate
+from specdec.engine.decoding import (
+    Generation,
+    autoregressive_generate,
+    check_request,
+    speculative_generate,
+    warm_up_tokens,
+)
 from specdec.engine.exactness import explain_mismatch
 from specdec.engine.pair import ModelFacts, Pair, encode, eos_ids, pair_from_flags
 from specdec.errors import InputError, MeasurementError
@@ -190,7 +196,7 @@ def _warm_up_widths(benchmark: Benchmark, engine: str) -> None:
     """Run every block width that a step or a sync can take, so that no first use of a shape is timed."""
     input_ids = next(iter(benchmark.inputs.values()))
     for gamma in range(1, max(benchmark.args.gammas) + 1):
-        tokens = min(gamma + 2, benchmark.args.max_new_tokens)  # the prefill's token and one full step
+        tokens = warm_up_tokens(gamma, benchmark.args.max_new_tokens)
         speculative_generate(benchmark.pair.draft, benchmark.pair.target, input_ids, tokens, gamma, engine=engine)
 
 

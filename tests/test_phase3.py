@@ -63,7 +63,7 @@ def test_only_published_reforwards_and_only_fast_catches_up(profiled):
 def test_short_steps_and_the_last_one_which_has_no_sync_are_left_out():
     seconds = {"draft": 0.004, "target": 0.003, "verify": 0.001, "other": 0.0, "step": 0.008}
     generation = Generation(proposed=[2, 1, 2, 2], accepted=[2, 1, 0, 1], step_seconds=[seconds] * 4)
-    rows = phase3_profiling._full_steps(generation, gamma=2, catch_up_ms=1.0, engine="fast")
+    rows = phase3_profiling._full_steps(generation, gamma=2, catch_up_ms=1.0)
     assert [row["accepted"] for row in rows] == [2, 0]
     assert [row["catchup_ms"] for row in rows] == [0.0, 1.0], "the third step follows a fully accepted one"
     assert [row["draft_ms"] for row in rows] == [4.0, 3.0]

@@ -196,6 +196,11 @@ def speculative_generate_batch(
     return run_together(works, target)
 
 
+def warm_up_tokens(gamma: int, new_tokens: int) -> int:
+    """Return how many new tokens take a prefill and one full step, of a run that asks for ``new_tokens``."""
+    return min(gamma + 2, new_tokens)
+
+
 def check_request(models: list[torch.nn.Module], input_ids: torch.Tensor, max_new_tokens: int) -> None:
     """Raise InputError for a request that can't be run as asked, naming the value and what is allowed."""
     if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 1:

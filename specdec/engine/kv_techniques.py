@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from specdec.engine.decoding import Generation, speculative_generate
+from specdec.engine.decoding import Generation, speculative_generate, warm_up_tokens
 from specdec.engine.drafting import Draft, ModelDraft
 from specdec.engine.engines import Engine, get_engine
 from specdec.engine.kv_cache import KVCache, preallocated_cache
@@ -66,8 +66,7 @@ def measure(
     engine = replace(get_engine("fast"), new_cache=recorded)
     draft: torch.nn.Module | Draft = ModelDraft(pair.draft, engine if where == "draft" else get_engine("fast"))
     of_target: Engine | str = engine if where == "target" else "fast"
-    warm_tokens = min(GAMMA + 2, len(texts[0]))  # the prefill's and one full step's
-    speculative_generate(draft, pair.target, inputs[0], warm_tokens, GAMMA, engine=of_target)
+    speculative_generate(draft, pair.target, inputs[0], warm_up_tokens(GAMMA, len(texts[0])), GAMMA, engine=of_target)
     recorded.made.clear()
     runs = [
         speculative_generate(draft, pair.target, ids, len(text), GAMMA, engine=of_target)

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from specdec.engine.decoding import Generation, speculative_generate, speculative_generate_batch
+from specdec.engine.decoding import Generation, speculative_generate, speculative_generate_batch, warm_up_tokens
 from specdec.engine.drafting import Draft, EarlyExitDraft, ModelDraft, PromptLookupDraft, TreeDraft, tree_nodes
 from specdec.engine.engines import Engine, get_engine
 from specdec.engine.exactness import explain_mismatch
@@ -213,8 +213,8 @@ def _counts(generation: Generation) -> dict:
 
 def measure_batch(pair: Pair, inputs: Sequence[torch.Tensor], new_tokens: int) -> list[dict]:
     """Return one row per gamma of BATCH_GAMMAS for all prompts as one batch, beside plain decoding one by one."""
-    warm_tokens = min(WARM_TOKENS, new_tokens)
-    speculative_generate_batch(pair.draft, pair.target, inputs, warm_tokens, max(BATCH_GAMMAS))
+    gamma = max(BATCH_GAMMAS)
+    speculative_generate_batch(pair.draft, pair.target, inputs, warm_up_tokens(gamma, new_tokens), gamma)
     alone = [speculative_generate(Draft(), pair.target, ids, new_tokens, 0, engine=ENGINE) for ids in inputs]
     rows = []
     for gamma in BATCH_GAMMAS:

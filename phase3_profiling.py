@@ -182,15 +182,19 @@ def _run(argv: list[str] | None) -> int:
 
 def _check_phase1(folder: Path, pair: Pair) -> None:
     """Raise InputError where the folder holds a Phase 1 run of another pair or machine; an unreadable one may stay."""
-    phase1 = None
-    with contextlib.suppress(InputError):
-        phase1 = run.read_manifest(folder, "phase1")
+    phase1 = _readable_phase1(folder)
     own = {"pair": pair.manifest_entry(), "device": devices.describe(pair.target.device)}
     if phase1 and (changed := run.differences(run.whose(phase1), run.whose(own))):
         raise InputError(
             f"the Phase 1 run in {folder} is of another pair, device or dtype ({changed[0]}); give this phase the same "
             "flags, or choose another --results-dir"
         )
+
+
+def _readable_phase1(folder: Path) -> dict | None:
+    with contextlib.suppress(InputError):
+        return run.read_manifest(folder, "phase1")
+    return None
 
 
 def _inputs(pair: Pair, prompts: list, args: Namespace) -> dict[str, torch.Tensor]:
@@ -222,8 +226,7 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     ceilings = _ceilings(profile.pair)
     manifest.write(ceilings=ceilings)
     if "fast" in profile.args.engines:
-        wanted = _wanted(profile)
-        manifest.write(fast_kernels=prepare_fast_kernels(profile.pair, profile.args.compile, wanted, tqdm.write))
+        _prepare_fast(profile, manifest)
     skipped = []
     for section in profile.args.sections:
         if profile.pair.tokenizer is None and section not in TIMING_SECTIONS:
@@ -241,6 +244,13 @@ def _profile(profile: Profile, argv: list[str] | None) -> None:
     manifest.complete(device_after=devices.describe(device), skipped_sections=skipped, plots=files)
     print(f"\nTables are in {profile.folder}, plots in {profile.args.plots_dir}: {', '.join(files)}")
     print(f"next: {cli.next_command(results.REPORT, profile.args)}")
+
+
+def _prepare_fast(profile: Profile, manifest: run.Manifest) -> None:
+    """Pack and compile as Phase 1 did, or as this run did before it was interrupted; else as timings say."""
+    earlier = run.decided_kernels(manifest.entries, _readable_phase1(profile.folder))
+    decided = prepare_fast_kernels(profile.pair, profile.args.compile, _wanted(profile), tqdm.write, earlier)
+    manifest.write(fast_kernels=decided)
 
 
 def _wanted(profile: Profile) -> Wanted:

@@ -186,7 +186,8 @@ def _prepare_fast(benchmark: Benchmark, manifest: run.Manifest) -> None:
     runs = len(benchmark.prompts) * args.repeats * (len(args.gammas) + 1)
     longest = max(input_ids.shape[1] for input_ids in benchmark.inputs.values()) + args.max_new_tokens
     wanted = Wanted(args.gammas, longest, runs * args.max_new_tokens)
-    manifest.write(fast_kernels=prepare_fast_kernels(benchmark.pair, args.compile, wanted, tqdm.write))
+    earlier = run.decided_kernels(manifest.entries)
+    manifest.write(fast_kernels=prepare_fast_kernels(benchmark.pair, args.compile, wanted, tqdm.write, earlier))
 
 
 # --- Measuring -------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ LOCK_NAME = ".lock"
 PREVIOUS = "previous"  # where a new run moves the files of the run before it
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pandas", "scipy", "matplotlib")
 SCRIPTS = {"phase1": PHASE1, "phase2": PHASE2, "phase3": PHASE3}
+KEPT_ON_RESUME = ("run_id", "started", "fast_kernels")
 FORMAT = 1  # of manifests and tables; raised when a later version writes what this one would misread
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -161,7 +162,7 @@ def read_manifest(folder: Path, phase: str) -> dict | None:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} can't be read: {error}; {remedy}") from error
-    parts = ("pair", "constants", "versions", "device", "ceilings")
+    parts = ("pair", "constants", "versions", "device", "ceilings", "fast_kernels")
     if not isinstance(entries, dict) or not all(isinstance(entries.get(part) or {}, dict) for part in parts):
         raise InputError(f"{path} is not a manifest; {remedy}")
     written = entries.get("format", FORMAT)
@@ -198,7 +199,7 @@ def open_run(folder: Path, phase: str, files: Iterable[str], entries: Mapping[st
                 f"--resume goes on with the same run only, but {'; '.join(changed)}; without --resume a new run begins "
                 f"and the files of this one move to {PREVIOUS}/"
             )
-        entries = {**entries, "run_id": earlier.get("run_id"), "started": earlier.get("started")}
+        entries = {**entries, **{name: earlier[name] for name in KEPT_ON_RESUME if name in earlier}}
     manifest = Manifest(folder, phase, entries, resumed=earlier is not None)
     manifest.write()
     return manifest
@@ -226,6 +227,21 @@ def machine(entries: Mapping[str, Any]) -> dict[str, Any]:
 def whose(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two phases must have in common: the pair with its devices and dtype, and the machine."""
     return {"pair": entries.get("pair"), **machine(entries)}
+
+
+def decided_kernels(entries: Mapping[str, Any], phase1: Mapping[str, Any] | None = None) -> dict[str, dict] | None:
+    """Return what a run, before it was cut, or else the folder's Phase 1 decided on kernels; None: decide by timing."""
+    for earlier in (entries, phase1 or {}):
+        kernels = earlier.get("fast_kernels") or {}
+        reusable = kernels and all(isinstance(of_model, dict) for of_model in kernels.values())  # once they were text
+        if reusable and not differences(_decides_kernels(earlier), _decides_kernels(entries)):
+            return kernels
+    return None
+
+
+def _decides_kernels(entries: Mapping[str, Any]) -> dict[str, Any]:
+    threads = (entries.get("device") or {}).get("threads")
+    return {**whose(entries), "threads": threads, "torch": (entries.get("versions") or {}).get("torch")}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

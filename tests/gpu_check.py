@@ -62,8 +62,8 @@ def _use(pair: Pair, path: str, longest: int, problems: list[str]) -> str:
     for model in (pair.draft, pair.target):
         forget_compiled_steps(model)
     if path == "fast compiled":
-        outcome = prepare_fast_kernels(pair, "on", Wanted(GAMMAS, longest, 0), print)
-        problems += [f"{who}: {text}" for who, text in outcome.items() if "not compiled" in text]
+        decided = prepare_fast_kernels(pair, "on", Wanted(GAMMAS, longest, 0), print)
+        problems += [f"{who}: {of_model['outcome']}" for who, of_model in decided.items() if not of_model["compiled"]]
     return path.split()[0]
 
 

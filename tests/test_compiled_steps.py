@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import make_model
+from torch import nn
 from torch._dynamo.utils import counters
 
-from specdec.engine import compiling
+from specdec.engine import compiling, kernels
 from specdec.engine.compiled_steps import CompiledSteps
 from specdec.engine.compiling import Wanted, compile_steps, prepare_fast_kernels
 from specdec.engine.decoding import autoregressive_generate, speculative_generate
@@ -27,7 +28,7 @@ def pair():
         draft=make_model(layers=1, hidden=32, seed=1, positions=POSITIONS),
         target=make_model(layers=1, hidden=32, seed=0, positions=POSITIONS),
     )
-    pair.outcome = prepare_fast_kernels(pair, "on", Wanted((2,), POSITIONS, 0), lambda line: None)
+    pair.decided = prepare_fast_kernels(pair, "on", Wanted((2,), POSITIONS, 0), lambda line: None)
     return pair
 
 
@@ -37,7 +38,7 @@ def graphs() -> int:
 
 @needs_compiler
 def test_every_compiled_width_gives_the_eager_tokens_and_nothing_is_compiled_on_the_way(pair, prompt):
-    assert all("not compiled" not in outcome for outcome in pair.outcome.values()), pair.outcome
+    assert all(of_model["compiled"] for of_model in pair.decided.values()), pair.decided
     expected = autoregressive_generate(pair.target, prompt, 40).tokens
     before = graphs()
     assert autoregressive_generate(pair.target, prompt, 40, engine="fast").tokens == expected
@@ -134,6 +135,22 @@ def test_auto_compiles_where_the_run_repays_it(monkeypatch, mode, saved_ms, comp
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     pair = SimpleNamespace(draft=model, target=model)
     lines: list[str] = []
-    outcome = prepare_fast_kernels(pair, mode, Wanted((4,), 60, forwards=1000), lines.append)
-    assert [line.endswith(", compiled") for line in outcome.values()] == [compiled] * 2
+    decided = prepare_fast_kernels(pair, mode, Wanted((4,), 60, forwards=1000), lines.append)
+    assert [of_model["compiled"] for of_model in decided.values()] == [compiled] * 2
+    assert [of_model["outcome"].endswith(", compiled") for of_model in decided.values()] == [compiled] * 2
     assert any("5 tokens a forward" in line for line in lines) == compiled
+
+
+def test_what_was_decided_before_is_taken_over_without_timing(monkeypatch):
+    model = make_model(layers=1, hidden=32, seed=1)
+    monkeypatch.setattr(kernels, "_plan", lambda layers: pytest.fail("timed again"))
+    monkeypatch.setattr(compiling, "_seconds_besides_products", lambda model: pytest.fail("timed again"))
+    shapes = {
+        f"{layer.out_features} x {layer.in_features}" for layer in model.modules() if isinstance(layer, nn.Linear)
+    }
+    earlier = {"outcome": "", "compiled": False, "rows": dict.fromkeys(shapes) | {"32 x 32": [4, 4, 4]}}
+    pair, wanted = SimpleNamespace(draft=model, target=model), Wanted((2,), POSITIONS, forwards=10**9)
+    decided = prepare_fast_kernels(pair, "auto", wanted, print, {"draft": earlier, "target": earlier})
+    assert [of_model["compiled"] for of_model in decided.values()] == [False, False]
+    assert decided["target"]["rows"] == earlier["rows"]
+    assert {tuple(layer.rows) for layer in model.modules() if isinstance(layer, kernels.PackedLinear)} == {(4, 4, 4)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -186,6 +188,14 @@ def test_resume_measures_only_what_is_missing(profiled, tmp_path, monkeypatch):
     assert phase3_profiling.main([*flags, "--plots-dir", str(tmp_path / "plots")]) == 0
     assert measured == [("fast", 4)]
     assert len(read(tmp_path, results.BREAKDOWN)) == len(rows)
+
+
+def test_the_fast_engine_runs_the_kernels_that_phase_one_decided_on(profiled):
+    phases = [json.loads((profiled / f"manifest_{phase}.json").read_text()) for phase in ("phase1", "phase3")]
+    before, after = (manifest["fast_kernels"] for manifest in phases)
+    for who in ("draft", "target"):
+        assert "as decided before" in after[who]["outcome"]
+        assert after[who]["rows"] == before[who]["rows"]
 
 
 def test_random_weights_run_the_timing_sections_and_say_why_others_are_skipped(tmp_path, monkeypatch, capsys):

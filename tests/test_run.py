@@ -123,3 +123,17 @@ def test_a_relative_path_that_looks_like_a_hub_id_is_shortened_if_it_exists(tmp_
     (tmp_path / "models" / "draft").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert run.without_folder("models/draft") == "draft"
+
+
+def test_kernels_are_decided_once_a_folder_unless_something_that_decides_them_changed():
+    def entries(threads=2, torch="2.13", **more):
+        return {"pair": "p", "device": {"name": "d", "threads": threads}, "versions": {"torch": torch}, **more}
+
+    phase1 = entries(fast_kernels={"draft": {"compiled": True}})
+    own = entries(fast_kernels={"draft": {"compiled": False}})
+    assert run.decided_kernels(entries(), phase1) == phase1["fast_kernels"]
+    assert run.decided_kernels(own, phase1) == own["fast_kernels"]
+    assert run.decided_kernels(entries(threads=1), phase1) is None
+    assert run.decided_kernels(entries(torch="2.12"), phase1) is None
+    assert run.decided_kernels(entries(), entries(fast_kernels={"draft": "all packed"})) is None
+    assert run.decided_kernels(entries()) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +14,7 @@ from torch import nn
 from specdec.engine.compiled_steps import CompiledSteps
 from specdec.engine.engines import get_engine
 from specdec.engine.forward import usable_vocab
-from specdec.engine.kernels import PackedLinear, describe_kernels
+from specdec.engine.kernels import PackedLinear, describe_kernels, plan_packing
 from specdec.engine.kv_cache import preallocated_cache
 from specdec.engine.pair import Pair
 
@@ -35,24 +35,35 @@ class Wanted:
     forwards: int
 
 
-def prepare_fast_kernels(pair: Pair, mode: str, wanted: Wanted, say: Callable[[str], None]) -> dict[str, str]:
+def prepare_fast_kernels(
+    pair: Pair, mode: str, wanted: Wanted, say: Callable[[str], None], earlier: Mapping[str, dict] | None = None
+) -> dict[str, dict]:
     """Pack both models' linear layers and compile their forwards as ``mode`` (auto, on or off) says.
 
-    Returns per model what came of it. ``say`` gets a line per model and, while compiling, a line per width.
+    Both decisions follow from timings, so two starts may decide differently: what ``earlier``, another call's result,
+    decided is taken over. Returns per model what came of it, in words (``outcome``) and for a later call. ``say``
+    gets a line per model and, while compiling, a line per width.
     """
     widths = {"draft": (1, 2), "target": (1, *(gamma + 1 for gamma in wanted.gammas))}
-    outcome: dict[str, str] = {}
+    decided: dict[str, dict] = {}
     for who, model in (("draft", pair.draft), ("target", pair.target)):
         forget_compiled_steps(model)
+        before = (earlier or {}).get(who)
+        if before is not None:
+            plan_packing(model, before["rows"])
         get_engine("fast").prepare(model)
-        reason = _why_not(model, mode, wanted, len(set(widths[who])))
+        if mode == "auto" and before is not None:
+            reason = None if before["compiled"] else "as decided before, in this folder"
+        else:
+            reason = _why_not(model, mode, wanted, len(set(widths[who])))
         if reason is None:
             say(f"compiling {who}, {len(set(widths[who]))} widths")
             reason = compile_steps(model, usable_vocab(model), widths[who], wanted.tokens, say)
         compiled = "compiled" if reason is None else f"not compiled ({reason})"
-        outcome[who] = f"{describe_kernels(model)}, {compiled}"
-        say(f"fast    {who}: {outcome[who]}")
-    return outcome
+        outcome = f"{describe_kernels(model)}, {compiled}"
+        decided[who] = {"outcome": outcome, "compiled": reason is None, "rows": model.packing.plans}
+        say(f"fast    {who}: {outcome}")
+    return decided
 
 
 def _why_not(model: nn.Module, mode: str, wanted: Wanted, graphs: int) -> str | None:

@@ -8,7 +8,7 @@ rows cost about what one costs. Where that does not win, or torch can't do it, a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,9 +41,9 @@ def _shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 
 @dataclass
 class Packing:
-    """Whether a model is packed now, and per (out, in) shape the rows to compute for 1 to MAX_ROWS; None: stock."""
+    """Whether a model is packed now, and per shape, "out x in", the rows to compute for 1 to MAX_ROWS; None: stock."""
 
-    plans: dict[tuple[int, int], tuple[int, ...] | None] = field(default_factory=dict)
+    plans: dict[str, Sequence[int] | None] = field(default_factory=dict)
     active: bool = False
 
 
@@ -54,7 +54,7 @@ class PackedLinear(nn.Module):
     more on some processors, so a block may be filled up.
     """
 
-    def __init__(self, linear: nn.Linear, rows: tuple[int, ...], keep_weight: bool) -> None:
+    def __init__(self, linear: nn.Linear, rows: Sequence[int], keep_weight: bool) -> None:
         super().__init__()
         self.rows = rows
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -102,6 +102,11 @@ def use_packed_linears(model: nn.Module, packed: bool) -> None:
     model.packing.active = packed
 
 
+def plan_packing(model: nn.Module, plans: dict[str, Sequence[int] | None]) -> None:
+    """Have ``model``, not packed yet, packed by an earlier run's plans (``Packing``), in place of timing its shapes."""
+    model.packing = Packing(dict(plans))
+
+
 def describe_kernels(model: nn.Module) -> str:
     """Return which share of a model's linear layers is packed, for people and the manifest."""
     packed, stock = (len(_layers(model, kind)) for kind in (PackedLinear, nn.Linear))
@@ -111,9 +116,9 @@ def describe_kernels(model: nn.Module) -> str:
 def _pack(model: nn.Module) -> None:
     plans = model.packing.plans
     shared = {id(weight) for module in model.modules() if type(module) is not nn.Linear for weight in _own(module)}
-    by_shape: dict[tuple[int, int], list[tuple[nn.Module, str, nn.Linear]]] = {}
+    by_shape: dict[str, list[tuple[nn.Module, str, nn.Linear]]] = {}
     for place in _layers(model, nn.Linear):
-        by_shape.setdefault(tuple(place[2].weight.shape), []).append(place)
+        by_shape.setdefault(" x ".join(map(str, place[2].weight.shape)), []).append(place)
     for shape, places in by_shape.items():
         if shape not in plans:
             plans[shape] = _plan([linear for _, _, linear in places])

@@ -191,7 +191,11 @@ class StepCosts:
 
     def step_time(self, proposed: int) -> float:
         """Return the time of a step that proposes ``proposed`` tokens, without sync or catch-up."""
-        return proposed * self.t_draft + self._verify_ratio(proposed + 1) * self.t_target + self.host
+        return proposed * self.t_draft + self.target_time(proposed + 1) + self.host
+
+    def target_time(self, tokens: int) -> float:
+        """Return the time of a target forward over ``tokens`` tokens."""
+        return self._verify_ratio(tokens) * self.t_target
 
     def _verify_ratio(self, tokens: int) -> float:
         if self.verify_ratio is None:

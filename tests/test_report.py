@@ -147,6 +147,20 @@ def test_a_model_that_contradicts_the_measured_speedup_is_said_so(folder):
     assert "a timing was disturbed" in text_of(folder)
 
 
+def test_a_slower_baseline_of_the_engine_to_use_is_said_so(folder):
+    assert "plain decoding takes" not in text_of(folder)
+    table = results.SUMMARIES["published"]
+    rows = results.read_table(folder, table)
+    fast = results.read_table(folder, results.SUMMARIES["fast"])
+    rows["baseline_time_s"] /= 1.25
+    results.write_table(folder, table, rows)
+    means = fast.assign(speedup=fast.baseline_time_s / 1.25 / fast.speculative_time_s).groupby("gamma").speedup.mean()
+    assert (
+        "Its plain decoding takes 25% longer than that of engine `published`; against the latter, gamma "
+        f"{means.idxmax()} for everything gives {means.max():.2f}." in text_of(folder)
+    )
+
+
 def test_an_engine_whose_rows_are_mostly_noisy_is_named(folder):
     assert "rows are noisy" not in text_of(folder)
     rows = results.read_table(folder, results.SUMMARIES["fast"])
@@ -330,6 +344,8 @@ def test_the_comparison_puts_each_figure_in_its_own_column(whole, found):
     assert rows.fast["mean speedup"] == pytest.approx(own.speedup.mean())
     assert rows.published["sync, ms a step, gamma 4"] == pytest.approx(2.0)
     assert rows.fast["sync, ms a step, gamma 4"] == 0
+    assert rows.published["target over 5 tokens / over one"] == pytest.approx(1.08)
+    assert pd.isna(rows.study["target over 5 tokens / over one"])
     assert rows.fast["exact match, accepted / proposed, T 0.7"] > 0
     assert pd.isna(rows.published["exact match, accepted / proposed, T 0.7"])
     assert rows.study["cost ratio c"] == 1.178

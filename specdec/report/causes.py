@@ -44,7 +44,6 @@ def _parts(facts: Evidence, gamma: int, cost: StepCosts) -> dict[str, tuple[floa
     by_weights = cost.t_target / bytes_ratio(facts)
     faster_draft = replace(cost, t_draft=min(cost.t_draft, by_weights))
     rate = float(np.mean([theory.acceptance_rate_from_alpha(alpha, gamma) for alpha in facts.alphas]))
-    target_ms = cost.step_time(gamma) - gamma * cost.t_draft - cost.host
     perfect = theory.full_speedup(1.0, gamma, facts.new_tokens, cost)
 
     def without(**changed: object) -> float:
@@ -53,7 +52,7 @@ def _parts(facts: Evidence, gamma: int, cost: StepCosts) -> dict[str, tuple[floa
     return {
         WRONG_GUESSES: (gamma * (1 - rate) * cost.t_draft, perfect),
         SLOW_DRAFT: (gamma * (cost.t_draft - faster_draft.t_draft), mean_speedup(facts, gamma, faster_draft)),
-        WIDER_FORWARD: (target_ms - cost.t_target, without(verify_ratio=None)),
+        WIDER_FORWARD: (cost.target_time(gamma + 1) - cost.t_target, without(verify_ratio=None)),
         SYNC: (cost.sync, without(sync=0.0)),
         CATCH_UP: (cost.catch_up * _catch_up_share(facts, gamma), without(catch_up=0.0)),
         HOST: (cost.host, without(host=0.0)),

@@ -20,7 +20,8 @@ ENGINES = ("published", "fast")
 def compare_with_study(collection: Collection, study: Study) -> pd.DataFrame:
     """Return one row per quantity: what the study published and what each engine gave here, NaN where there is none."""
     rows = [*_outcome(collection, study), *_times(collection, study), *_by_gamma(collection, study)]
-    rows += [*_sync(collection, study), *_by_prompt(collection, study), *_by_temperature(collection, study)]
+    rows += [*_verification(collection, study), *_sync(collection, study)]
+    rows += [*_by_prompt(collection, study), *_by_temperature(collection, study)]
     return pd.DataFrame(rows, columns=list(COMPARISON.columns))
 
 
@@ -87,6 +88,18 @@ def _by_gamma(collection: Collection, study: Study) -> list[dict]:
         for quantity, published in (("acceptance_rate", rates[gamma]), ("alpha", math.nan)):
             pooled = {engine: table[quantity].get(gamma, math.nan) for engine, table in acceptance.items()}
             rows.append(_row(f"{quantity.replace('_', ' ')}, gamma {gamma}", published, pooled))
+    return rows
+
+
+def _verification(collection: Collection, study: Study) -> list[dict]:
+    """How much longer the target takes over a step's tokens than over one; the study did not measure it."""
+    rows = []
+    for gamma in study.gammas:
+        costs = {engine: collection.step_costs.get((engine, gamma)) for engine in ENGINES}
+        ratios = {
+            engine: cost.target_time(gamma + 1) / cost.t_target for engine, cost in costs.items() if cost is not None
+        }
+        rows.append(_row(f"target over {gamma + 1} tokens / over one", math.nan, ratios))
     return rows
 
 

@@ -80,7 +80,7 @@ def test_the_committed_run_has_every_configuration_with_the_target_s_own_tokens(
     assert rows.speedup.notna().all()
 
 
-@pytest.mark.parametrize("phase", ["phase1", "phase2"])
+@pytest.mark.parametrize("phase", ["phase1", "phase2", "phase3"])
 def test_the_committed_phases_are_complete(phase):
     assert run.read_manifest(STUDY, phase)["status"] == "complete"
 

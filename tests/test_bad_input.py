@@ -27,21 +27,41 @@ def main(script: str, *argv: str) -> int:
     return importlib.import_module(script).main(list(argv))
 
 
+def damaged_copies(model: Path, folder: Path) -> dict[str, Path]:
+    """Return copies of a sound model's folder, each with one file changed, by what is wrong with it."""
+
+    def damaged(name: str, file: str, change) -> Path:
+        copy = folder / name
+        shutil.copytree(model, copy)
+        change(copy / file)
+        return copy
+
+    def set_in_config(**entries):
+        return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+    return {
+        "no_config": damaged("no_config", "config.json", Path.unlink),
+        "no_json": damaged("no_json", "config.json", lambda path: path.write_text("{ not json")),
+        "no_object": damaged("no_object", "config.json", lambda path: path.write_text("[]")),
+        "no_type": damaged("no_type", "config.json", lambda path: path.write_text("{}")),
+        "new_type": damaged("new_type", "config.json", set_in_config(model_type="of_tomorrow")),
+        "odd_heads": damaged("odd_heads", "config.json", set_in_config(num_key_value_heads="two")),
+        "wider": damaged("wider", "config.json", set_in_config(hidden_size=64)),
+        "no_weights": damaged("no_weights", "model.safetensors", Path.unlink),
+        "cut_weights": damaged(
+            "cut_weights", "model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:999])
+        ),
+        "no_tokenizer": damaged("no_tokenizer", "tokenizer.json", Path.unlink),
+        "cut_tokenizer": damaged("cut_tokenizer", "tokenizer.json", lambda path: path.write_text('{"model":')),
+    }
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory, pair_folders) -> dict[str, Path]:
     """Models and files, sound and unsound, by the names that the cases below put in braces."""
     folder = tmp_path_factory.mktemp("places")
     draft, target = pair_folders
     tokenizer, small = make_tokenizer(300), make_model(layers=1, hidden=32, seed=0)
-
-    def damaged(name: str, file: str, change) -> Path:
-        copy = folder / name
-        shutil.copytree(draft, copy)
-        change(copy / file)
-        return copy
-
-    def set_in_config(**entries):
-        return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
     bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=300)
     BertForMaskedLM(bert).save_pretrained(folder / "bert")
@@ -61,19 +81,7 @@ def places(tmp_path_factory, pair_folders) -> dict[str, Path]:
         "narrow": save_model(folder / "narrow", narrow, tokenizer),
         "other_words": save_model(folder / "other_words", small, make_tokenizer(300, "numbers 123 456 123 456")),
         "more_words": save_model(folder / "more_words", make_model(1, 32, 0, vocab=310), make_tokenizer(310)),
-        "no_config": damaged("no_config", "config.json", Path.unlink),
-        "no_json": damaged("no_json", "config.json", lambda path: path.write_text("{ not json")),
-        "no_object": damaged("no_object", "config.json", lambda path: path.write_text("[]")),
-        "no_type": damaged("no_type", "config.json", lambda path: path.write_text("{}")),
-        "new_type": damaged("new_type", "config.json", set_in_config(model_type="of_tomorrow")),
-        "odd_heads": damaged("odd_heads", "config.json", set_in_config(num_key_value_heads="two")),
-        "wider": damaged("wider", "config.json", set_in_config(hidden_size=64)),
-        "no_weights": damaged("no_weights", "model.safetensors", Path.unlink),
-        "cut_weights": damaged(
-            "cut_weights", "model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:999])
-        ),
-        "no_tokenizer": damaged("no_tokenizer", "tokenizer.json", Path.unlink),
-        "cut_tokenizer": damaged("cut_tokenizer", "tokenizer.json", lambda path: path.write_text('{"model":')),
+        **damaged_copies(draft, folder),
         "empty": folder / "empty",
         "file": folder / "file",
         "letter": folder / "letter.gguf",

@@ -19,11 +19,6 @@ CAUSES_HEADER = ["cause", "as published: share of a step", "speedup without it",
 COLUMNS = {"study, RTX 2070": "study", "this run, as published": "published", "this run, fast": "fast"}
 
 
-def committed():
-    """Return the comparison table of the committed study run."""
-    return results.read_table(STUDY, results.COMPARISON)
-
-
 def tables(text):
     """Yield each Markdown table as (names of columns, rows of cells)."""
     for block in re.findall(r"(?:^\|.*\|$\n)+", text, re.MULTILINE):
@@ -33,7 +28,7 @@ def tables(text):
 
 @pytest.mark.parametrize("document", [README, DESIGN], ids=["README.md", "DESIGN.md"])
 def test_tables_of_figures_are_those_of_the_committed_results(document):
-    expected = committed().set_index("quantity")
+    expected = results.read_table(STUDY, results.COMPARISON).set_index("quantity")
     checked = 0
     for names, rows in tables(document):
         if names[0] != "quantity":
